@@ -1,7 +1,12 @@
-"""What every target offers; one small file per target beside this one implements it."""
+"""What every target offers; one small file per target beside this one implements it.
+
+A target file has `PREFERENCE: int` (which family `load` tries first: the highest), and
+`parse(option: str | None) -> Target`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 
@@ -9,21 +14,42 @@ class Target(Protocol):
     """One place to run: how to compile for it, how to open its device, which dtypes it can hold.
 
     Attributes:
-        name: the family, `cpu`; the part of the text before the colon.
         text: the target as written, `cpu:host`.
     """
 
-    name: str
     text: str
 
     def compile_flags(self) -> list[str]:
         """Flags of iree-compile for this target, complete but for input and output."""
         ...
 
-    def unsupported(self, dtypes: set[str]) -> dict[str, str]:
-        """Dtypes among those given that the target cannot hold or compute with, and what to do instead."""
+    def unsupported(self, dtype: str) -> str | None:
+        """What to use instead of a dtype that the target cannot hold or compute with; None if it can."""
         ...
 
-    def requirements(self) -> dict[str, Any]:
-        """What a machine needs to run code for this target, as JSON; kept in the artifact."""
+    def requirements(self, configured: str) -> dict[str, Any]:
+        """What a machine needs to run the compiled code, as JSON for the artifact.
+
+        Args:
+            configured: the `#hal.executable.target` attribute that the compiler made of the flags.
+        """
+        ...
+
+    def unavailable(self, requirements: Mapping[str, Any]) -> str | None:
+        """Why this machine cannot run code with these requirements; None if it can."""
+        ...
+
+    def open_device(self, device: str | None, *, bytes_per_step: int) -> Any:
+        """Open a device of this target.
+
+        Args:
+            device: which one, as the target's file says; None for the default.
+            bytes_per_step: bytes of state and batch that a step touches, a hint of its size.
+
+        Returns:
+            An `iree.runtime.HalDevice`.
+
+        Raises:
+            TargetError: if there is no such device.
+        """
         ...

@@ -1,0 +1,158 @@
+"""The CPU target.
+
+Options: none (portable within this machine's architecture), `host` (this machine's processor), the LLVM name of a
+processor (`x86-64-v3`, `znver4`), or a target triple (`aarch64-linux-gnu`), which cross-compiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as ireert
+
+from fixstep.targets.errors import TargetError
+
+PREFERENCE = 0
+
+_ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "arm_64": "aarch64"}
+_TRIPLE = re.compile(r"(x86_64|aarch64|arm64|riscv64|armv7a)-[a-z0-9_.-]+")
+
+# Each of these reasons is a fault measured with IREE 3.13; docs/targets.md tells more.
+_UNSUPPORTED = {
+    "float8_e8m0fnu": "float8_e4m3fn or bfloat16 (IREE rounds float8_e8m0fnu differently from JAX)",
+    **dict.fromkeys(
+        ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"), "float8_e4m3fn (IREE has no such element type)"
+    ),
+    **dict.fromkeys(
+        ("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"), "float8_e4m3fn (IREE has no such element type)"
+    ),
+    **dict.fromkeys(("int1", "int2", "int4"), "int8 (the target computes wrongly below 8 bits)"),
+    **dict.fromkeys(("uint1", "uint2", "uint4"), "uint8 (the target computes wrongly below 8 bits)"),
+}
+
+# LLVM's names of x86 features that compiled code may use, where /proc/cpuinfo spells them otherwise.
+_X86_FLAG = {
+    "sse3": "pni",
+    "sse4.1": "sse4_1",
+    "sse4.2": "sse4_2",
+    "bmi": "bmi1",
+    "lzcnt": "abm",
+    "pclmul": "pclmulqdq",
+    "avxvnni": "avx_vnni",
+    "avx512bf16": "avx512_bf16",
+    "avx512fp16": "avx512_fp16",
+    "avx512bitalg": "avx512_bitalg",
+    "avx512vbmi2": "avx512_vbmi2",
+    "avx512vnni": "avx512_vnni",
+    "avx512vpopcntdq": "avx512_vpopcntdq",
+    "amx-tile": "amx_tile",
+    "amx-int8": "amx_int8",
+    "amx-bf16": "amx_bf16",
+}
+_X86_CHECKED = re.compile(r"sse3|ssse3|sse4\.[12]|popcnt|avx|avx2|avx512\w+|avxvnni|fma|f16c|bmi2?|lzcnt|movbe|gfni|amx-\w+")
+_ARM_FLAG = {"neon": "asimd", "fullfp16": "asimdhp", "dotprod": "asimddp", "sve": "sve", "i8mm": "i8mm", "bf16": "bf16"}
+
+# Below this a step is too short to be worth handing to worker threads.
+_THREADED_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Cpu:
+    """Code for a CPU, run by IREE's `local-sync` or `local-task` driver."""
+
+    text: str
+    cpu: str
+    triple: str | None
+
+    def compile_flags(self) -> list[str]:
+        """Flags of iree-compile; each stands against a fault or was never worse than the default."""
+        flags = [
+            "--iree-hal-target-device=local",
+            "--iree-hal-local-target-device-backends=llvm-cpu",
+            # Without it float64 silently becomes float32, in the public signature too.
+            "--iree-input-demote-f64-to-f32=false",
+            # Without it a float32 sum runs one element after the other: 2^25 ones sum to 2^24.
+            "--iree-llvmcpu-reassociate-fp-reductions=true",
+        ]
+        if self.triple is not None:
+            return [*flags, f"--iree-llvmcpu-target-triple={self.triple}"]
+        return [*flags, f"--iree-llvmcpu-target-cpu={self.cpu}"]
+
+    def unsupported(self, dtype: str) -> str | None:
+        """What to use instead of a dtype that IREE's CPU code does not hold or computes wrongly."""
+        return _UNSUPPORTED.get(dtype)
+
+    def requirements(self, configured: str) -> dict[str, Any]:
+        """The architecture and the processor features that the code may use."""
+        triple = re.search(r'target_triple = "([^-"]+)', configured)
+        features = re.search(r'cpu_features = "([^"]*)"', configured)
+        architecture = triple.group(1) if triple else platform.machine().lower()
+        wanted = {name[1:] for name in features.group(1).split(",") if name.startswith("+")} if features else set()
+        known = wanted & set(_ARM_FLAG) if architecture == "aarch64" else {f for f in wanted if _X86_CHECKED.fullmatch(f)}
+        return {"architecture": architecture, "features": sorted(known)}
+
+    def unavailable(self, requirements: Mapping[str, Any]) -> str | None:
+        """Why this machine's processor cannot run the code: an illegal instruction would end the process."""
+        machine = platform.machine().lower()
+        wanted = str(requirements.get("architecture", machine))
+        if _ARCHITECTURES.get(machine, machine) != _ARCHITECTURES.get(wanted, wanted):
+            return f"it is code for {wanted}, and this machine is {machine}"
+        present = _processor_flags()
+        names = _ARM_FLAG if wanted == "aarch64" else _X86_FLAG
+        absent = [f for f in requirements.get("features", []) if present and names.get(f, f) not in present]
+        if absent:
+            return f"this processor lacks {', '.join(absent)}; compile for `cpu`, which runs on any {wanted}"
+        return None
+
+    def open_device(self, device: str | None, *, bytes_per_step: int) -> Any:
+        """Open `local-sync` (runs in the calling thread) or `local-task` (worker threads); by default as the size says.
+
+        Both give the same bits.
+        """
+        driver = device or ("local-task" if bytes_per_step >= _THREADED_BYTES and _cores() > 1 else "local-sync")
+        if driver not in ("local-sync", "local-task"):
+            raise TargetError(f"unknown device {driver!r} of target cpu: expected local-sync or local-task")
+        if driver == "local-task":
+            # Workers pinned to cores, IREE's default, wait for each other beside any other load. The flag is read
+            # when the driver is made, so it is set before that.
+            ireert.flags.parse_flags(f"--task_topology_group_count={_cores()}")
+        return ireert.get_device(driver)
+
+
+def parse(option: str | None) -> Cpu:
+    """The CPU target with an option.
+
+    Raises:
+        TargetError: if the option is neither `host`, a processor name, nor a triple.
+    """
+    if option is None:
+        return Cpu("cpu", "generic", None)
+    text = f"cpu:{option}"
+    if _TRIPLE.fullmatch(option):
+        return Cpu(text, "", option)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", option):
+        raise TargetError(
+            f"unknown target {text!r}: expected cpu, cpu:host, cpu:<processor> such as cpu:x86-64-v3, "
+            "or cpu:<triple> such as cpu:aarch64-linux-gnu"
+        )
+    return Cpu(text, option, None)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor_flags() -> frozenset[str]:
+    """The features that Linux reports for the first processor; empty where it cannot be known."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return frozenset(line.group(1).split()) if line else frozenset()
