@@ -221,9 +221,11 @@ def _advice(what: str, wrong: list[tuple[LeafSpec, str]]) -> str:
     for spec, got in wrong:
         got_dtype, _, rest = got.partition("[")
         got_shape = rest.rstrip("]").split(",")
-        if got_dtype == spec.dtype and len(got_shape) == len(spec.shape) and got_shape[1:] == [
-            str(n) for n in spec.shape[1:]
-        ]:
+        if (
+            got_dtype == spec.dtype
+            and len(got_shape) == len(spec.shape)
+            and got_shape[1:] == [str(n) for n in spec.shape[1:]]
+        ):
             return (
                 f"The artifact was compiled for {spec.shape[0]} examples a batch: "
                 "leave a short last batch out, or compile for another size."

@@ -55,8 +55,11 @@ _X86_FLAG = {
     "amx-int8": "amx_int8",
     "amx-bf16": "amx_bf16",
 }
-_X86_CHECKED = re.compile(r"sse3|ssse3|sse4\.[12]|popcnt|avx|avx2|avx512\w+|avxvnni|fma|f16c|bmi2?|lzcnt|movbe|gfni|amx-\w+")
+_X86_CHECKED = re.compile(
+    r"sse3|ssse3|sse4\.[12]|popcnt|avx|avx2|avx512\w+|avxvnni|fma|f16c|bmi2?|lzcnt|movbe|gfni|amx-\w+"
+)
 _ARM_FLAG = {"neon": "asimd", "fullfp16": "asimdhp", "dotprod": "asimddp", "sve": "sve", "i8mm": "i8mm", "bf16": "bf16"}
+_ARM_CHECKED = re.compile("|".join(_ARM_FLAG))
 
 # Below this a step is too short to be worth handing to worker threads.
 _THREADED_BYTES = 1 << 20
@@ -94,7 +97,9 @@ class Cpu:
         features = re.search(r'cpu_features = "([^"]*)"', configured)
         architecture = triple.group(1) if triple else platform.machine().lower()
         wanted = {name[1:] for name in features.group(1).split(",") if name.startswith("+")} if features else set()
-        known = wanted & set(_ARM_FLAG) if architecture == "aarch64" else {f for f in wanted if _X86_CHECKED.fullmatch(f)}
+        known = (
+            wanted & set(_ARM_FLAG) if architecture == "aarch64" else {f for f in wanted if _X86_CHECKED.fullmatch(f)}
+        )
         return {"architecture": architecture, "features": sorted(known)}
 
     def unavailable(self, requirements: Mapping[str, Any]) -> str | None:
