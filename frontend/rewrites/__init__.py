@@ -1,1 +1,14 @@
-"""x"""
+"""Rewrites of a step that stand between its user and what IREE computes wrongly or not at all.
+
+`rewrite_function` works on the traced function, where an operation still has its JAX meaning; `rewrite_module` works on
+the lowered module, where what IREE may write in place can be seen. Each file has one subject and says at its top which
+fault it stands against.
+"""
+
+from fixstep.frontend.rewrites import (
+    _control,  # noqa: F401  (registers its rules, as the files below do)
+)
+from fixstep.frontend.rewrites._evaluate import rewrite_function
+from fixstep.frontend.rewrites._module import rewrite_module
+
+__all__ = ["rewrite_function", "rewrite_module"]

@@ -1,0 +1,22 @@
+"""The passes over a lowered module, in their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixstep.frontend.rewrites._clean import clean
+from fixstep.frontend.rewrites._constants import hide_constants
+from fixstep.frontend.rewrites._copies import guard_copies
+
+
+def rewrite_module(module: Any) -> None:
+    """Rewrite a StableHLO module in place, so that IREE computes what JAX meant.
+
+    Args:
+        module: a `jaxlib.mlir.ir.Module`; its context must have the StableHLO dialect.
+    """
+    with module.context:
+        clean(module)
+        hide_constants(module)
+        guard_copies(module)
+        module.operation.verify()
