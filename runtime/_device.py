@@ -1,7 +1,7 @@
 """A thin layer on IREE's Python bindings: buffers on one device, and the functions of a compiled module.
 
-Everything that touches `iree.runtime` and is not about a target is in this file. `FunctionInvoker` and `DeviceArray` are
-left out on purpose: they add tens of microseconds a call and hand out writable views of device memory.
+Everything that touches `iree.runtime` and is not about a target is in this file. `FunctionInvoker` and `DeviceArray`
+are left out on purpose: they add tens of microseconds a call and hand out writable views of device memory.
 """
 
 from __future__ import annotations

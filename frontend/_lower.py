@@ -1,0 +1,279 @@
+"""From a template to one StableHLO module that holds every function of the program.
+
+The calling convention, all flat lists of leaves:
+
+    init(seed_high, seed_low, out_state) -> state
+    step(state, accumulators, batch, out_state, out_accumulators) -> state, accumulators, metrics
+    evaluate(state, accumulators, batch, out_accumulators) -> accumulators, metrics
+    predict(state, inputs) -> outputs
+
+The `out_` arguments are storage that the caller provides (`iree.abi.output`). Donation would save the second set of
+buffers, but IREE writes donated arguments in place without checking that they are dead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from fixstep.frontend._fixpoint import Template
+from fixstep.frontend._locations import user_line
+from fixstep.frontend.rewrites import rewrite_function, rewrite_module, unlowerable_operations
+from fixstep.runtime._signature import LeafSpec
+from fixstep.targets.errors import CompileError
+
+_SEED = (LeafSpec("seed/high", "uint32", ()), LeafSpec("seed/low", "uint32", ()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Leaves that travel together through a function: the state, a batch, the metrics.
+
+    Attributes:
+        role: `state`, `accumulators`, `batch`, `inputs`, `seed`, `metrics` or `outputs`.
+        leaves: the leaves in calling order.
+    """
+
+    role: str
+    leaves: tuple[LeafSpec, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As the manifest holds it."""
+        return {"role": self.role, "leaves": [leaf_to_json(leaf) for leaf in self.leaves]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """One function to lower.
+
+    Attributes:
+        name: its name in the module.
+        body: a function of flat leaves that returns a flat list of leaves.
+        arguments: what it takes.
+        results: what it returns; the state and the accumulators come first, in storage that the caller gives.
+    """
+
+    name: str
+    body: Callable[..., Any]
+    arguments: tuple[Group, ...]
+    results: tuple[Group, ...]
+
+    @property
+    def stored_results(self) -> tuple[LeafSpec, ...]:
+        """The results, first in the list, that the caller provides storage for."""
+        stored = ("state", "accumulators")
+        return tuple(leaf for group in self.results if group.role in stored for leaf in group.leaves)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A program as StableHLO.
+
+    Attributes:
+        text: the module, one function a name, without locations.
+        lines: the user's `file:line` by line of `text`.
+        functions: the functions in it.
+        references: `jax.export` bytes of each function before the rewrites, by name.
+        digest: identifies the program: template and functions.
+    """
+
+    text: str
+    lines: dict[int, str]
+    functions: tuple[Function, ...]
+    references: dict[str, bytes]
+    digest: str
+
+
+def lower(template: Template) -> Lowered:
+    """Lower every function of the program.
+
+    Raises:
+        CompileError: naming each operation, with the user's line, that no target can run.
+    """
+    functions = tuple(_functions(template))
+    with jax.enable_x64(template.x64):
+        references = {function.name: _export(function.body, function).serialize() for function in functions}
+        with mlir.make_ir_context() as context, ir.Location.unknown():
+            context.allow_unregistered_dialects = True
+            combined = ir.Module.create()
+            problems: list[str] = []
+            for function in functions:
+                module = _rewritten(context, function)
+                problems += _problems(function.name, module)
+                _append(combined, module, function)
+            if problems:
+                raise CompileError(_refusal(problems))
+            text = combined.operation.get_asm()
+            lines = _line_map(combined, text)
+    return Lowered(text, lines, functions, references, _digest(functions, text))
+
+
+def _functions(template: Template) -> Iterator[Function]:
+    state = Group("state", template.state_leaves)
+    if template.flat_init is not None:
+        init = template.flat_init
+        yield Function("init", lambda high, low: init(high, low), (Group("seed", _SEED),), (state,))
+
+    def with_accumulators(
+        name: str, metrics: tuple[LeafSpec, ...], call: Callable[..., tuple[list[Any], list[Any]]], kept: list[Group]
+    ) -> Function:
+        sums = Group("accumulators", template.accumulator_leaves(metrics))
+        batch = Group("batch", template.batch_leaves)
+        n, m = len(state.leaves), len(sums.leaves)
+
+        def body(*leaves: Any) -> list[Any]:
+            new_state, values = call(list(leaves[:n]), list(leaves[n + m :]))
+            return [*new_state, *_accumulate(leaves[n : n + m], sums.leaves, metrics, values), *values]
+
+        return Function(name, body, (state, sums, batch), (*kept, sums, Group("metrics", metrics)))
+
+    yield with_accumulators("step", template.metric_leaves, template.flat_step, [state])
+    if template.flat_evaluate is not None:
+        evaluate = template.flat_evaluate
+        yield with_accumulators(
+            "evaluate", template.evaluation_leaves, lambda state, batch: ([], evaluate(state, batch)), []
+        )
+    if template.flat_predict is not None:
+        predict = template.flat_predict
+        n = len(state.leaves)
+        yield Function(
+            "predict",
+            lambda *leaves: predict(list(leaves[:n]), list(leaves[n:])),
+            (state, Group("inputs", template.input_leaves)),
+            (Group("outputs", template.output_leaves),),
+        )
+
+
+def _accumulate(
+    sums: Sequence[Any], specs: Sequence[LeafSpec], metrics: Sequence[LeafSpec], values: Sequence[Any]
+) -> list[Any]:
+    """Each metric added to its sum; the last accumulator counts the batches."""
+    by_path = {f"sum/{spec.path}": value for spec, value in zip(metrics, values, strict=True)}
+    added = []
+    for total, spec in zip(sums, specs, strict=True):
+        value = by_path.get(spec.path)
+        added.append(total + 1 if value is None else total + jnp.asarray(value).astype(spec.dtype))
+    return added
+
+
+def _export(body: Callable[..., Any], function: Function) -> Any:
+    structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.numpy_dtype) for g in function.arguments for leaf in g.leaves]
+    # Unused arguments are kept: the calling convention has every leaf. Custom calls are judged afterwards, by name.
+    return jax.export.export(
+        jax.jit(body, keep_unused=True),
+        platforms=["cpu"],
+        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS],
+    )(*structs)
+
+
+# Host callbacks are refused by us, with the user's line, instead of by jax.export without one.
+_CUSTOM_CALLS = ("xla_python_cpu_callback", "xla_ffi_python_cpu_callback", "xla_ffi_partitioned_python_cpu_callback")
+
+
+def _rewritten(context: Any, function: Function) -> Any:
+    exported = _export(rewrite_function(function.body), function)
+    module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
+    rewrite_module(module)
+    return module
+
+
+def _problems(name: str, module: Any) -> list[str]:
+    return [
+        f"  {operation}: {why}, in {name}" + (f", at {line}" if line else "")
+        for operation, line, why in unlowerable_operations(module)
+    ]
+
+
+def _refusal(problems: list[str]) -> str:
+    unique = list(dict.fromkeys(problems))
+    return "\n".join(["the program uses operations that cannot be compiled:", *unique])
+
+
+def _append(combined: Any, module: Any, function: Function) -> None:
+    """Move the functions of `module` to `combined`, `main` under the function's name, the others prefixed with it."""
+    names = {
+        str(ir.StringAttr(op.attributes["sym_name"]).value): (
+            function.name
+            if ir.StringAttr(op.attributes["sym_name"]).value == "main"
+            else f"{function.name}.{ir.StringAttr(op.attributes['sym_name']).value}"
+        )
+        for op in module.body.operations
+        if "sym_name" in op.attributes
+    }
+
+    def rename(op: Any) -> Any:
+        for named in list(op.attributes):
+            name, attribute = (named.name, named.attr) if hasattr(named, "attr") else (named, op.attributes[named])
+            if ir.FlatSymbolRefAttr.isinstance(attribute):
+                old = ir.FlatSymbolRefAttr(attribute).value
+                op.attributes[name] = ir.FlatSymbolRefAttr.get(names.get(old, old))
+        return ir.WalkResult.ADVANCE
+
+    for op in list(module.body.operations):
+        op.operation.walk(rename)
+        old = ir.StringAttr(op.attributes["sym_name"]).value
+        op.attributes["sym_name"] = ir.StringAttr.get(names[old])
+        if old == "main":
+            _add_storage_arguments(op, function.stored_results)
+        combined.body.append(op.operation.clone())
+
+
+def _add_storage_arguments(op: Any, stored: Sequence[LeafSpec]) -> None:
+    """Give the function one more argument for each stored result, which IREE then writes the result into."""
+    function_type = ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
+    inputs, results = list(function_type.inputs), list(function_type.results)
+    extra = results[: len(stored)]
+    block = op.regions[0].blocks[0]
+    for type_ in extra:
+        block.add_argument(type_, ir.Location.unknown())
+    empty = ir.DictAttr.get({})
+    index = ir.IndexType.get()
+    attributes = [empty] * len(inputs)
+    attributes += [ir.DictAttr.get({"iree.abi.output": ir.IntegerAttr.get(index, i)}) for i in range(len(extra))]
+    op.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs + extra, results))
+    op.attributes["arg_attrs"] = ir.ArrayAttr.get(attributes)
+
+
+def _line_map(module: Any, text: str) -> dict[int, str]:
+    """The user's line of each line of the text: the parsed text has the same operations in the same order."""
+    written: list[Any] = []
+    origins: list[Any] = []
+
+    def collect(into: list[Any]) -> Callable[[Any], Any]:
+        def visit(op: Any) -> Any:
+            into.append(op.location)
+            return ir.WalkResult.ADVANCE
+
+        return visit
+
+    ir.Module.parse(text).operation.walk(collect(written))
+    module.operation.walk(collect(origins))
+    lines: dict[int, str] = {}
+    for place, origin in zip(written, origins, strict=True):
+        line = user_line(origin)
+        if line is not None and place.is_a_file():
+            lines.setdefault(place.start_line, line)
+    return lines
+
+
+def _digest(functions: Sequence[Function], text: str) -> str:
+    described = [
+        {"name": f.name, "arguments": [g.to_json() for g in f.arguments], "results": [g.to_json() for g in f.results]}
+        for f in functions
+    ]
+    content = json.dumps(described, sort_keys=True, separators=(",", ":")) + text
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def leaf_to_json(leaf: LeafSpec) -> dict[str, Any]:
+    """A leaf as the manifest holds it."""
+    return {"path": leaf.path, "dtype": leaf.dtype, "shape": list(leaf.shape), "key": leaf.key}

@@ -1,0 +1,316 @@
+"""The artifact against JAX, leaf by leaf: a few steps from the same state on the same batches.
+
+One rule tells rounding from fault for every step, leaf and target. JAX runs the original StableHLO several times, each
+time from a start whose floats are moved by one unit in the last place; how far its own results move is the noise that
+the step makes of rounding. A leaf passes if the compiled result is no further from JAX's than NOISE times that, plus a
+few roundings of the leaf's dtype at the leaf's own scale. No step is excused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from fixstep import targets
+from fixstep.runtime._artifact import Artifact
+from fixstep.runtime._session import load
+from fixstep.runtime._signature import Array, LeafSpec, describe, flatten
+from fixstep.targets.errors import DataError
+
+# Perturbed runs of JAX; their largest deviation is a lower estimate of the noise, hence the factor.
+RUNS = 3
+NOISE = 8.0
+# Roundings allowed whatever JAX shows: sums are added in another order, and the elementary functions of XLA and IREE
+# differ by a few units in the last place.
+ROUNDINGS = 64.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafResult:
+    """One leaf compared.
+
+    Attributes:
+        path: the leaf path, with its role: `state/params/w`.
+        dtype: the name of its dtype.
+        error: the largest deviation from JAX, in the leaf's own unit.
+        bound: the largest that passes.
+        scale: the largest magnitude of JAX's leaf.
+    """
+
+    path: str
+    dtype: str
+    error: float
+    bound: float
+    scale: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the deviation is within the bound; a NaN never is."""
+        return self.error <= self.bound
+
+    @property
+    def severity(self) -> float:
+        """The error as a multiple of the bound, for ordering."""
+        if self.error == 0:
+            return 0.0
+        return self.error / self.bound if self.bound and np.isfinite(self.error) else float("inf")
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """One target compared.
+
+    Attributes:
+        target: its text.
+        steps: how many steps were compared.
+        leaves: every leaf of every function, the worst first.
+    """
+
+    target: str
+    steps: int
+    leaves: tuple[LeafResult, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every leaf is within its bound."""
+        return all(leaf.passed for leaf in self.leaves)
+
+    def describe(self) -> str:
+        """What to print: the verdict, and the leaves that failed or else the worst one."""
+        failed = [leaf for leaf in self.leaves if not leaf.passed]
+        if not failed:
+            worst = f"; worst leaf {_line(self.leaves[0])}" if self.leaves else ""
+            return f"{self.target}: agrees with JAX over {self.steps} steps{worst}"
+        shown = [f"  {_line(leaf)}" for leaf in failed[:20]]
+        if len(failed) > 20:
+            shown.append(f"  … and {len(failed) - 20} more")
+        return "\n".join(
+            [f"{self.target}: does not compute what JAX computes ({len(failed)} of {len(self.leaves)} leaves):", *shown]
+        )
+
+
+def _line(leaf: LeafResult) -> str:
+    deviation = f"off by {leaf.error:.3g}, allowed {leaf.bound:.3g}, at a magnitude of {leaf.scale:.3g}"
+    return f"{leaf.path} ({leaf.dtype}): {deviation}"
+
+
+def verify_artifact(
+    path: str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    steps: int = 2,
+    example: Any = None,
+    inputs: Any = None,
+    seed: int = 0,
+) -> tuple[tuple[Verification, ...], dict[str, str]]:
+    """Compare an artifact with JAX on every target whose device this machine has.
+
+    Args:
+        path: the artifact.
+        target: only this one.
+        steps: how many training steps; then `evaluate` and `predict`, where the artifact has them, from the end state.
+        example: a batch, or a list of batches; made up from the template where leaves have no values.
+        inputs: likewise for `predict`.
+        seed: of the made-up data.
+
+    Returns:
+        The comparisons, and why a target was not compared, by target text.
+
+    Raises:
+        ArtifactError: if the file is damaged.
+        DataError: if a batch does not fit the template.
+    """
+    artifact = Artifact.open(path)
+    rng = np.random.default_rng(seed)
+    batches = example if isinstance(example, list) and example else [example]
+    data = [_values(batches[i % len(batches)], artifact.signature("step", "batch"), rng) for i in range(steps)]
+    given = _values(inputs, artifact.signature("predict", "inputs"), rng) if _has(artifact, "predict") else []
+    results: list[Verification] = []
+    skipped: dict[str, str] = {}
+    expected: _Runs | None = None
+    for entry in artifact.manifest["targets"]:
+        text = entry["text"]
+        if target is not None and target not in (text, text.partition(":")[0]):
+            continue
+        reason = targets.parse(text).unavailable(entry["requires"])
+        if reason is not None:
+            skipped[text] = reason
+            continue
+        got, start = _run_compiled(path, text, artifact, data, given)
+        if expected is None:
+            expected = _run_reference(artifact, start, data, given, rng)
+        leaves = sorted(_compare(got, expected), key=lambda leaf: -leaf.severity)
+        results.append(Verification(text, steps, tuple(leaves)))
+    return tuple(results), skipped
+
+
+def _has(artifact: Artifact, function: str) -> bool:
+    return function in artifact.manifest["functions"]
+
+
+def _values(example: Any, specs: tuple[LeafSpec, ...], rng: np.random.Generator) -> list[Array]:
+    """The example's leaves in template order, made up where it holds none."""
+    leaves = {} if example is None else flatten_example(example)
+    return [_value(leaves.get(spec.path), spec, rng) for spec in specs]
+
+
+def flatten_example(example: Any) -> dict[str, Any]:
+    """Leaves of any pytree by leaf path."""
+    if isinstance(example, dict | list | tuple):
+        return flatten(example)
+    keyed, _ = jax.tree_util.tree_flatten_with_path(example)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in keyed}
+
+
+def made_up(specs: tuple[LeafSpec, ...], rng: np.random.Generator) -> list[Array]:
+    """Arrays that fit the specs: floats from a normal distribution, integers that are 0 or 1."""
+    return [_value(None, spec, rng) for spec in specs]
+
+
+def _value(leaf: Any, spec: LeafSpec, rng: np.random.Generator) -> Array:
+    if leaf is not None and not isinstance(leaf, jax.ShapeDtypeStruct):
+        if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.dtype("O")), jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        array = np.asarray(leaf)
+        if array.shape != spec.shape or array.dtype != spec.numpy_dtype:
+            raise DataError(f"{spec.path}: expected {spec}, got {describe(array.dtype.name, array.shape)}")
+        return array
+    kind = spec.numpy_dtype.kind
+    if kind in "biu":
+        # Zeros and ones are labels, tokens and indices of any program.
+        return rng.integers(0, 2, spec.shape).astype(spec.numpy_dtype)
+    real = rng.standard_normal(spec.shape)
+    return np.asarray(real + 1j * rng.standard_normal(spec.shape) if kind == "c" else real).astype(spec.numpy_dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Runs:
+    """What JAX computed: each leaf by path, and how far it moved when the start moved by one unit in the last place."""
+
+    leaves: dict[str, Array]
+    noise: dict[str, float]
+
+
+def _run_compiled(
+    path: str | os.PathLike[str], target: str, artifact: Artifact, data: list[list[Array]], inputs: list[Array]
+) -> tuple[dict[str, Array], list[Array]]:
+    """Every result of the compiled functions by path, and the state they started from."""
+    session = load(path, target=target)
+    start = list(session.state().values())
+    found: dict[str, Array] = {}
+    batch_specs = artifact.signature("step", "batch")
+    for index, arrays in enumerate(data):
+        metrics = session.step(_named(batch_specs, arrays))
+        found |= {f"metrics of step {index + 1}/{name}": metric.numpy() for name, metric in metrics.items()}
+    found |= {f"state/{name}": leaf for name, leaf in session.state().items()}
+    if "evaluate" in session.functions:
+        metrics = session.evaluate(_named(batch_specs, data[-1]))
+        found |= {f"evaluate/{name}": metric.numpy() for name, metric in metrics.items()}
+    if "predict" in session.functions:
+        found |= {
+            f"predict/{name}": leaf
+            for name, leaf in session.predict(_named(session.signature("predict"), inputs)).items()
+        }
+    return found, start
+
+
+def _named(specs: tuple[LeafSpec, ...], arrays: list[Array]) -> dict[str, Array]:
+    return {spec.path: array for spec, array in zip(specs, arrays, strict=True)}
+
+
+def _run_reference(
+    artifact: Artifact, start: list[Array], data: list[list[Array]], inputs: list[Array], rng: np.random.Generator
+) -> _Runs:
+    base = _run_jax(artifact, start, data, inputs)
+    noise = dict.fromkeys(base, 0.0)
+    for _ in range(RUNS):
+        moved_data = [[_moved(array, rng) for array in arrays] for arrays in data]
+        moved = _run_jax(
+            artifact, [_moved(a, rng) for a in start], moved_data, [_moved(array, rng) for array in inputs]
+        )
+        for path, leaf in base.items():
+            noise[path] = max(noise[path], _deviation(moved[path], leaf))
+    return _Runs(base, noise)
+
+
+def _run_jax(artifact: Artifact, start: list[Array], data: list[list[Array]], inputs: list[Array]) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    with jax.enable_x64(True):
+        step = jax.jit(reference(artifact, "step").call)
+        state = start
+        for index, arrays in enumerate(data):
+            results = step(*state, *zeros(artifact, "step"), *arrays)
+            state = [np.asarray(leaf) for leaf in results[: len(start)]]
+            found |= _labelled(f"metrics of step {index + 1}", artifact.signature("step", "metrics"), results)
+        found |= _labelled("state", artifact.signature("step", "state"), state)
+        if _has(artifact, "evaluate"):
+            results = reference(artifact, "evaluate").call(*state, *zeros(artifact, "evaluate"), *data[-1])
+            found |= _labelled("evaluate", artifact.signature("evaluate", "metrics"), results)
+        if _has(artifact, "predict"):
+            results = reference(artifact, "predict").call(*state, *inputs)
+            outputs = tuple(
+                dataclasses.replace(s, path=s.path or "output") for s in artifact.signature("predict", "outputs")
+            )
+            found |= _labelled("predict", outputs, results)
+    return found
+
+
+def reference(artifact: Artifact, function: str) -> Any:
+    """The function as JAX exported it, before the rewrites; `.call` takes and returns flat lists of leaves."""
+    return jax.export.deserialize(bytearray(artifact.member(f"reference/{function}.jax")))
+
+
+def zeros(artifact: Artifact, function: str) -> list[Array]:
+    """Accumulators of a function at their start."""
+    return [np.zeros(spec.shape, spec.numpy_dtype) for spec in artifact.signature(function, "accumulators")]
+
+
+def _labelled(prefix: str, specs: tuple[LeafSpec, ...], results: Sequence[Any]) -> dict[str, Array]:
+    """The last results under their paths."""
+    last = results[len(results) - len(specs) :]
+    return {f"{prefix}/{spec.path}": np.asarray(leaf) for spec, leaf in zip(specs, last, strict=True)}
+
+
+def _moved(array: Array, rng: np.random.Generator) -> Array:
+    """Each float moved by one unit in the last place, up or down; zeros, infinities and other types stay."""
+    kind = array.dtype
+    if not jax.dtypes.issubdtype(kind, np.floating):
+        return array
+    sign = rng.integers(0, 2, array.shape) * 2 - 1
+    step = float(ml_dtypes.finfo(kind).eps)
+    wide = np.float64 if kind.itemsize < 8 else np.longdouble
+    return np.asarray(array.astype(wide) * (1 + sign * step)).astype(kind)
+
+
+def _compare(got: dict[str, Array], expected: _Runs) -> list[LeafResult]:
+    results = []
+    for path, leaf in expected.leaves.items():
+        finite = np.abs(leaf[np.isfinite(leaf)].astype(np.complex128)) if leaf.dtype.kind != "b" else np.zeros(0)
+        scale = float(finite.max()) if finite.size else 0.0
+        bound = NOISE * expected.noise[path]
+        if jax.dtypes.issubdtype(leaf.dtype, np.inexact):
+            bound += ROUNDINGS * float(jax.numpy.finfo(leaf.dtype).eps) * scale
+        results.append(LeafResult(path, leaf.dtype.name, _deviation(got[path], leaf), bound, scale))
+    return results
+
+
+def _deviation(got: Array, expected: Array) -> float:
+    """The largest difference; infinite where one is NaN or infinite and the other is not the same."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return float("inf")
+    if got.size == 0:
+        return 0.0
+    wide = np.complex128 if got.dtype.kind == "c" else np.float64
+    if got.dtype.kind in "iub":
+        return float(np.max(np.abs(got.astype(object) - expected.astype(object)))) if (got != expected).any() else 0.0
+    a, b = got.astype(wide), expected.astype(wide)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = np.where(same, 0.0, np.abs(a - b))
+    return float(np.where(np.isnan(difference), np.inf, difference).max())

@@ -1,0 +1,424 @@
+"""The session: one artifact opened on one device, with its state held there.
+
+The state and the accumulators have two sets of buffers. A step reads one and writes the other, and only a step that
+succeeded swaps them: a failed step leaves the state as it was, and the last step can be taken back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from fixstep import targets
+from fixstep.runtime._artifact import Artifact
+from fixstep.runtime._checkpoint import explain_mismatch, read_checkpoint, write_checkpoint
+from fixstep.runtime._device import Device, Module, View
+from fixstep.runtime._signature import Array, LeafSpec, check
+from fixstep.targets.errors import CheckpointError, DeviceError, FixstepError, TargetError, TemplateError
+
+Averaged = Literal["step", "evaluate"]
+
+
+class Metric:
+    """A metric of one step, still on the device; reading it waits for the device."""
+
+    __slots__ = ("_device", "_spec", "_value", "_view")
+
+    def __init__(self, device: Device, view: View, spec: LeafSpec) -> None:
+        self._device = device
+        self._view = view
+        self._spec = spec
+        self._value: Array | None = None
+
+    def numpy(self) -> Array:
+        """The value as an array of the metric's dtype and shape."""
+        if self._value is None:
+            self._value = self._device.download(self._view, self._spec)
+            self._view = None
+        return self._value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype=dtype, copy=True if copy is None else copy)
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.numpy()[()], spec)
+
+    def __repr__(self) -> str:
+        return f"Metric({self._spec.path!r}, {self.numpy()})"
+
+
+class Metrics(Mapping[str, Metric]):
+    """The metrics of one call, by name."""
+
+    __slots__ = ("_metrics",)
+
+    def __init__(self, metrics: dict[str, Metric]) -> None:
+        self._metrics = metrics
+
+    def __getitem__(self, name: str) -> Metric:
+        try:
+            return self._metrics[name]
+        except KeyError:
+            raise KeyError(f"no metric {name!r}; there are: {', '.join(self._metrics) or 'none'}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._metrics)
+
+    def __len__(self) -> int:
+        return len(self._metrics)
+
+    def __repr__(self) -> str:
+        return f"Metrics({', '.join(f'{name}={metric.numpy()}' for name, metric in self._metrics.items())})"
+
+
+class _Averages:
+    """The sums of one function's metrics since the last reset, on the device, in two sets of buffers."""
+
+    def __init__(self, device: Device, specs: tuple[LeafSpec, ...]) -> None:
+        self.specs = specs
+        self._device = device
+        self.current = self._zeros()
+        self.other = self._zeros()
+
+    def _zeros(self) -> list[View]:
+        return [self._device.upload(np.zeros(spec.shape, spec.numpy_dtype), spec) for spec in self.specs]
+
+    def swap(self) -> None:
+        self.current, self.other = self.other, self.current
+
+    def reset(self) -> None:
+        self.current = self._zeros()
+
+    def means(self) -> dict[str, float]:
+        values = {
+            spec.path: self._device.download(view, spec) for spec, view in zip(self.specs, self.current, strict=True)
+        }
+        count = int(values.pop("count"))
+        return {path.removeprefix("sum/"): float(total / count) for path, total in values.items()} if count else {}
+
+    def dump(self) -> dict[str, str]:
+        """The sums, exactly, as text."""
+        return {
+            spec.path: self._device.download(view, spec).tobytes().hex()
+            for spec, view in zip(self.specs, self.current, strict=True)
+        }
+
+    def views_of(self, sums: Mapping[str, str]) -> list[View]:
+        """Buffers that hold what `dump` gave."""
+        if set(sums) != {spec.path for spec in self.specs}:
+            raise CheckpointError("the checkpoint's running averages are those of another program")
+        try:
+            arrays = [np.frombuffer(bytes.fromhex(sums[s.path]), s.numpy_dtype).reshape(s.shape) for s in self.specs]
+        except ValueError as exc:
+            raise CheckpointError(f"the checkpoint's running averages are damaged: {exc}") from exc
+        return [self._device.upload(array, s) for array, s in zip(arrays, self.specs, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The target that a session runs on.
+
+    Attributes:
+        target: its text, `cpu:host`.
+        device: what the driver calls the device.
+        passed_over: why each target that was tried before it was not taken.
+    """
+
+    target: str
+    device: str
+    passed_over: tuple[str, ...]
+
+
+class Session:
+    """One artifact on one device. Made by `load`; not for use by several threads at once."""
+
+    def __init__(self, artifact: Artifact, choice: Choice, device: Device, module: Module) -> None:
+        self.artifact = artifact
+        self.choice = choice
+        self.steps = 0
+        self._device = device
+        self._module = module
+        self._state_specs = artifact.signature("step", "state")
+        self._batch_specs = artifact.signature("step", "batch")
+        self._metric_specs = {name: artifact.signature(name, "metrics") for name in self._averaged()}
+        self._averages = {
+            name: _Averages(device, artifact.signature(name, "accumulators")) for name in self._averaged()
+        }
+        self._current: list[View] = []
+        self._other: list[View] = [device.empty(spec) for spec in self._state_specs]
+        self._can_roll_back = False
+
+    @property
+    def functions(self) -> frozenset[str]:
+        """The compiled functions: `step`, and those of `init`, `evaluate`, `predict` that the program has."""
+        return frozenset(self.artifact.manifest["functions"])
+
+    def signature(self, function: str) -> tuple[LeafSpec, ...]:
+        """What a function takes beside the state: the leaves of its batch or inputs."""
+        self._require(function)
+        return self.artifact.signature(function, "inputs" if function == "predict" else "batch")
+
+    def step(self, batch: Any) -> Metrics:
+        """Train on one batch.
+
+        Args:
+            batch: nested containers of arrays, or a mapping from leaf path to array. Arrays are numpy's, or offer
+                `__dlpack__` or `__array__`; they are copied, so the caller may reuse them at once.
+
+        Returns:
+            The metrics by name; `float(metrics["loss"])` is what waits for the device.
+
+        Raises:
+            TemplateError: if the batch does not fit the template; the device saw nothing of it.
+            DeviceError: if the device failed; the state is as it was.
+        """
+        views = self._upload(check(batch, self._batch_specs, "batch"), self._batch_specs)
+        averages = self._averages["step"]
+        results = self._module.invoke("step", self._current, averages.current, views, self._other, averages.other)
+        self._current, self._other = self._other, self._current
+        averages.swap()
+        self.steps += 1
+        self._can_roll_back = True
+        return self._metrics("step", results)
+
+    def rollback(self) -> None:
+        """Take the last step back: the state, the averages and the count are those before it.
+
+        Raises:
+            RuntimeError: if there is no step to take back: none was taken, or the state was set since.
+        """
+        if not self._can_roll_back:
+            raise RuntimeError("there is no step to take back: only the last step can be, and only once")
+        self._current, self._other = self._other, self._current
+        self._averages["step"].swap()
+        self.steps -= 1
+        self._can_roll_back = False
+
+    def evaluate(self, batch: Any) -> Metrics:
+        """The metrics of a batch under the present state, which stays as it is.
+
+        Raises:
+            TemplateError: as `step`, or if the program has no `evaluate`.
+            DeviceError: if the device failed.
+        """
+        self._require("evaluate")
+        views = self._upload(check(batch, self._batch_specs, "batch"), self._batch_specs)
+        averages = self._averages["evaluate"]
+        results = self._module.invoke("evaluate", self._current, averages.current, views, averages.other)
+        averages.swap()
+        return self._metrics("evaluate", results)
+
+    def predict(self, inputs: Any) -> dict[str, Array]:
+        """The outputs of the program's `predict`, by leaf path; a single array is `output`.
+
+        Raises:
+            TemplateError: as `step`, or if the program has no `predict`.
+            DeviceError: if the device failed.
+        """
+        specs = self.signature("predict")
+        views = self._upload(check(inputs, specs, "inputs"), specs)
+        results = self._module.invoke("predict", self._current, views)
+        outputs = self.artifact.signature("predict", "outputs")
+        return {s.path or "output": self._device.download(v, s) for s, v in zip(outputs, results, strict=True)}
+
+    def averages(self, function: Averaged = "step") -> dict[str, float]:
+        """The mean of each scalar metric over the calls since the last reset; empty if there were none."""
+        self._require(function)
+        return self._averages[function].means()
+
+    def reset_averages(self, function: Averaged = "step") -> None:
+        """Begin the averages anew. A step taken before it can no longer be taken back."""
+        self._require(function)
+        self._averages[function].reset()
+        if function == "step":
+            self._can_roll_back = False
+
+    def state(self) -> dict[str, Array]:
+        """A host copy of the state by leaf path, in template order."""
+        return {
+            spec.path: self._device.download(view, spec)
+            for spec, view in zip(self._state_specs, self._current, strict=True)
+        }
+
+    def load_state(self, state: Any) -> None:
+        """Replace the whole state by host arrays; all of it or, on an error, nothing.
+
+        Raises:
+            TemplateError: listing every leaf that does not fit.
+        """
+        arrays = check(state, self._state_specs, "state")
+        self._current = self._upload(arrays, self._state_specs)
+        self._can_roll_back = False
+
+    def save(self, path: str | os.PathLike[str], *, position: Mapping[str, Any] | None = None) -> None:
+        """Write the state, the averages and the count of steps to a checkpoint; the old file stays until the end.
+
+        Args:
+            path: a file; its folder exists.
+            position: what the caller wants back from `restore`, as JSON.
+
+        Raises:
+            CheckpointError: if the file cannot be written.
+        """
+        write_checkpoint(
+            path,
+            self.state(),
+            program=self.artifact.manifest["program"],
+            template=self._state_specs,
+            steps=self.steps,
+            position={
+                "caller": dict(position or {}),
+                "averages": {name: averages.dump() for name, averages in self._averages.items()},
+            },
+        )
+
+    def restore(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Take up the state, averages and count of a checkpoint of this program; all of it or, on an error, nothing.
+
+        Returns:
+            The position that was given to `save`.
+
+        Raises:
+            CheckpointError: if the file is damaged, or belongs to another program: then with each leaf that differs.
+        """
+        saved = read_checkpoint(path)
+        if saved.program != self.artifact.manifest["program"]:
+            difference = explain_mismatch(self._state_specs, saved.template)
+            raise CheckpointError(
+                f"{os.fspath(path)} belongs to another program than {self.artifact.manifest['name']}: "
+                f"expected digest {self.artifact.manifest['program'][:12]}, got {saved.program[:12]}\n{difference}\n"
+                "Use the artifact that wrote it, or take over the state alone with load_state."
+            )
+        try:
+            arrays = check(dict(saved.leaves), self._state_specs, "state")
+        except TemplateError as exc:
+            raise CheckpointError(f"{os.fspath(path)}: {exc}") from exc
+        views = self._upload(arrays, self._state_specs)
+        sums = saved.position.get("averages", {})
+        restored = {name: averages.views_of(sums.get(name, {})) for name, averages in self._averages.items()}
+        self._current = views
+        for name, averages in self._averages.items():
+            averages.current = restored[name]
+        self.steps = saved.steps
+        self._can_roll_back = False
+        return dict(saved.position.get("caller", {}))
+
+    def _averaged(self) -> list[Averaged]:
+        names: tuple[Averaged, ...] = ("step", "evaluate")
+        return [name for name in names if name in self.functions]
+
+    def _require(self, function: str) -> None:
+        if function not in self.functions:
+            raise TemplateError(
+                f"{self.artifact.manifest['name']} has no function {function!r}; it has "
+                f"{', '.join(sorted(self.functions))}. Give the Program one (Program(..., {function}=...)) "
+                "and compile it again."
+            )
+
+    def _upload(self, arrays: list[Array], specs: tuple[LeafSpec, ...]) -> list[View]:
+        return [self._device.upload(array, spec) for array, spec in zip(arrays, specs, strict=True)]
+
+    def _metrics(self, function: Averaged, results: list[View]) -> Metrics:
+        specs = self._metric_specs[function]
+        views = results[len(results) - len(specs) :]
+        return Metrics({s.path: Metric(self._device, view, s) for s, view in zip(specs, views, strict=True)})
+
+    def _begin(self, seed: int, state: Any | None) -> None:
+        """Make the first state: the given one, the artifact's own, or what `init` makes of the seed."""
+        if state is not None:
+            self.load_state(state)
+        elif "init" in self.functions:
+            words = [np.uint32(seed >> 32), np.uint32(seed & 0xFFFFFFFF)]
+            specs = self.artifact.signature("init", "seed")
+            # Into buffers of ours: results that IREE allocates may share storage, and the state is written in place.
+            storage = [self._device.empty(spec) for spec in self._state_specs]
+            self._module.invoke("init", self._upload([np.asarray(word) for word in words], specs), storage)
+            self._current = storage
+        else:
+            self.load_state(self.artifact.initial_state())
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    device: str | None = None,
+    seed: int | None = None,
+    state: Any | None = None,
+) -> Session:
+    """Open an artifact on the best device present.
+
+    Args:
+        path: the `.fixstep` file.
+        target: which of its targets, `cpu:host`, or a family, `cpu`; by default the best that this machine has.
+        device: which device of the target, as the target's file says.
+        seed: for the program's `init`, 0 to 2^64 − 1; 0 by default. Refused if the program brings its own state.
+        state: the first state instead, nested containers of arrays or a mapping from leaf path to array.
+
+    Raises:
+        ArtifactError: if the file is damaged or of another version.
+        TargetError: if no target of the artifact runs here, with the reason for each.
+        TemplateError: if `state` does not fit the template.
+    """
+    artifact = Artifact.open(path)
+    has_init = "init" in artifact.manifest["functions"]
+    if seed is not None and (state is not None or not has_init):
+        raise TemplateError("seed has no effect: the first state is given" if has_init else _NO_SEED)
+    if seed is not None and not 0 <= seed < 2**64:
+        raise TemplateError(f"seed: expected 0 to 2^64 - 1, got {seed}")
+    choice, opened, module = _open(artifact, target, device)
+    session = Session(artifact, choice, opened, module)
+    session._begin(seed or 0, state)
+    return session
+
+
+_NO_SEED = (
+    "seed has no effect: the program was compiled with a fixed first state; compile it with init=<function of a key>"
+)
+
+
+def _open(artifact: Artifact, wanted: str | None, device: str | None) -> tuple[Choice, Device, Module]:
+    """The first target, best family first, whose device opens and whose code loads."""
+    entries = artifact.manifest["targets"]
+    matching = [e for e in entries if wanted is None or wanted in (e["text"], e["text"].partition(":")[0])]
+    if not matching:
+        compiled = ", ".join(entry["text"] for entry in entries)
+        raise TargetError(f"the artifact has no code for target {wanted!r}; it was compiled for {compiled}")
+    order = list(targets.families())
+    matching.sort(key=lambda entry: _rank(order, entry["text"]))
+    bytes_per_step = sum(s.byte_length for role in ("state", "batch") for s in artifact.signature("step", role))
+    reasons: list[str] = []
+    for entry in matching:
+        try:
+            target = targets.parse(entry["text"])
+            reason = target.unavailable(entry["requires"])
+            if reason is None:
+                opened = Device(target.open_device(device, bytes_per_step=bytes_per_step))
+                module = opened.load(artifact.member(entry["module"]))
+                return Choice(entry["text"], opened.name, tuple(reasons)), opened, module
+        except (TargetError, DeviceError) as exc:
+            reason = str(exc)
+        reasons.append(f"{entry['text']}: {reason}")
+    raise TargetError("\n".join(["no target of the artifact runs on this machine:", *(f"  {r}" for r in reasons)]))
+
+
+def _rank(order: list[str], text: str) -> tuple[int, bool]:
+    """Families in order of preference; within one, code for a particular processor before portable code."""
+    family, colon, _ = text.partition(":")
+    return (order.index(family) if family in order else len(order), not colon)
+
+
+__all__ = ["Choice", "FixstepError", "Metric", "Metrics", "Session", "load"]
