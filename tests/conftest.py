@@ -1,0 +1,54 @@
+"""Fixtures that every test file may use."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_program():
+    """Two leaves of state, a batch of two leaves, metrics, evaluate, predict and init: compiles in a second."""
+    import jax
+    import jax.numpy as jnp
+
+    from fixstep.frontend import Program
+
+    def init(key):
+        return {"w": jax.random.normal(key, (4, 3)), "steps": jnp.int32(0)}
+
+    def loss(w, batch):
+        return jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
+
+    def step(state, batch):
+        value, grad = jax.value_and_grad(loss)(state["w"], batch)
+        return {"w": state["w"] - 0.1 * grad, "steps": state["steps"] + 1}, {"loss": value}
+
+    return Program(
+        name="tiny",
+        init=init,
+        step=step,
+        evaluate=lambda state, batch: {"loss": loss(state["w"], batch)},
+        predict=lambda state, inputs: {"y": inputs["x"] @ state["w"]},
+        batch={"x": jax.ShapeDtypeStruct((8, 4), "float32"), "y": jax.ShapeDtypeStruct((8, 3), "float32")},
+        inputs={"x": jax.ShapeDtypeStruct((8, 4), "float32")},
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_artifact(tiny_program, tmp_path_factory) -> Path:
+    """The artifact of `tiny_program` for the CPU."""
+    from fixstep.frontend import compile
+
+    path = tmp_path_factory.mktemp("tiny") / "tiny.fixstep"
+    compile(tiny_program, path, targets=["cpu"])
+    return path
+
+
+def tiny_batch(seed: int = 0) -> dict[str, np.ndarray]:
+    """A batch that fits `tiny_program`."""
+    rng = np.random.default_rng(seed)
+    return {
+        "x": rng.standard_normal((8, 4)).astype(np.float32),
+        "y": rng.standard_normal((8, 3)).astype(np.float32),
+    }
