@@ -133,9 +133,7 @@ class Compiled:
         self._context = ireert.VmContext(_instance(), [hal, self._module])
         self._main = self._module.lookup_function("main")
 
-    def call(
-        self, leaves: list[np.ndarray[Any, Any]]
-    ) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+    def call(self, leaves: list[np.ndarray[Any, Any]]) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
         """The outputs, and the arguments as they are on the device after the call."""
         views = [self._upload(leaf) for leaf in leaves]
         arguments = ireert.VmVariantList(len(views))

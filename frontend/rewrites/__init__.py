@@ -10,5 +10,6 @@ from fixstep.frontend.rewrites import (
 )
 from fixstep.frontend.rewrites._evaluate import rewrite_function
 from fixstep.frontend.rewrites._module import rewrite_module
+from fixstep.frontend.rewrites._unlowerable import unlowerable_operations
 
-__all__ = ["rewrite_function", "rewrite_module"]
+__all__ = ["rewrite_function", "rewrite_module", "unlowerable_operations"]

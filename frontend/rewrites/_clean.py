@@ -15,7 +15,13 @@ from fixstep.frontend.rewrites._walk import operations
 _ARGUMENT = ("tf.aliasing_output", "jax.buffer_donor", "mhlo.sharding", "sdy.sharding")
 _RESULT = ("jax.result_info", "mhlo.sharding", "sdy.sharding")
 _MODULE = ("mhlo.num_partitions", "mhlo.num_replicas", "mhlo.frontend_attributes", "jax.uses_shape_polymorphism")
-_IDENTITY_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "annotate_device_placement")
+_IDENTITY_CALLS = (
+    "Sharding",
+    "SPMDFullToShardShape",
+    "SPMDShardToFullShape",
+    "LayoutConstraint",
+    "annotate_device_placement",
+)
 
 
 def clean(module: Any) -> None:

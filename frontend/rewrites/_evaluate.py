@@ -68,9 +68,7 @@ class Rewriter:
         # jaxpr that occurs twice only once, which needs the rewritten ones to be the same object too.
         self._rewritten: dict[int, tuple[core.ClosedJaxpr, core.ClosedJaxpr]] = {}
 
-    def evaluate(
-        self, jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any], taken: Any | None
-    ) -> list[Any]:
+    def evaluate(self, jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any], taken: Any | None) -> list[Any]:
         """The outputs of a jaxpr for given inputs."""
         values: dict[core.Var, Any] = {}
 
@@ -105,9 +103,7 @@ class Rewriter:
         new = self.rewrite(core.ClosedJaxpr(jaxpr, ()))
         return partial_eval.convert_constvars_jaxpr(new.jaxpr), list(new.consts)
 
-    def trace(
-        self, function: Callable[..., list[Any]], in_avals: Sequence[Any], debug_info: Any
-    ) -> core.ClosedJaxpr:
+    def trace(self, function: Callable[..., list[Any]], in_avals: Sequence[Any], debug_info: Any) -> core.ClosedJaxpr:
         """A jaxpr of a function of flat arguments."""
         wrapped = jax.extend.linear_util.wrap_init(function, debug_info=debug_info)
         jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(wrapped, list(in_avals))

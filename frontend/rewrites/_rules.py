@@ -54,6 +54,8 @@ def apply_rules(primitive: Primitive, operands: Sequence[Any], params: dict[str,
 def all_rules() -> list[str]:
     """Every rule as `file.function`, sorted: the list that a test holds against the tests of rules."""
     names = {
-        f"{function.__module__.rpartition('.')[2]}.{function.__name__}" for rules in RULES.values() for function in rules
+        f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+        for rules in RULES.values()
+        for function in rules
     }
     return sorted(names)

@@ -109,3 +109,8 @@ class Dataflow:
         if any(self.depends_on_argument(operand) for operand in op.operands):
             return True
         return op.name == "stablehlo.rng_bit_generator"
+
+
+def terminator(region: Any) -> Any:
+    """The last operation of a region of one block."""
+    return list(region.blocks[0].operations)[-1].operation
