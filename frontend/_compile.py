@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors
-
 from fixstep.frontend import _iree
 from fixstep.frontend._fixpoint import Template, infer_template
-from fixstep.frontend._lower import Lowered, leaf_to_json, lower
+from fixstep.frontend._lower import Lowered, groups_to_json, lower
 from fixstep.frontend._program import Program
 from fixstep.frontend._verify import Verification, verify_artifact
-from fixstep.runtime._artifact import write_artifact
+from fixstep.runtime._artifact import STATE_NAME, write_artifact
+from fixstep.runtime._manifest import leaf_to_json
 from fixstep.runtime._signature import LeafSpec
+from fixstep.runtime._tensors import encode_leaves
 from fixstep.targets import parse
 from fixstep.targets._base import Target
 from fixstep.targets.errors import MismatchError, TargetError
@@ -72,7 +72,7 @@ def compile(
     members: dict[str, bytes] = {"program.mlir": lowered.text.encode()}
     members |= {f"reference/{name}.jax": data for name, data in lowered.references.items()}
     if template.seed_values is not None:
-        members["state.safetensors"] = _state_file(template)
+        members[STATE_NAME] = _state_file(template)
     entries = []
     for target in parsed:
         module, requirements = _iree.compile_module(lowered.text, target, lowered.lines)
@@ -130,13 +130,10 @@ def _check_dtypes(target: Target, template: Template) -> None:
 
 
 def _state_file(template: Template) -> bytes:
-    """The initial state, in order, as the raw bytes of each leaf."""
+    """The initial state that the program brings."""
     assert template.seed_values is not None
-    tensors = {
-        f"{index:06d}": {"dtype": "uint8", "shape": [leaf.byte_length], "data": value.tobytes()}
-        for index, (leaf, value) in enumerate(zip(template.state_leaves, template.seed_values, strict=True))
-    }
-    return safetensors.serialize(tensors)
+    paths = [leaf.path for leaf in template.state_leaves]
+    return encode_leaves(dict(zip(paths, template.seed_values, strict=True)), template.state_leaves)
 
 
 def _manifest(program: Program, template: Template, lowered: Lowered, targets: list[dict[str, Any]]) -> dict[str, Any]:
@@ -152,8 +149,8 @@ def _manifest(program: Program, template: Template, lowered: Lowered, targets: l
         },
         "functions": {
             function.name: {
-                "arguments": [group.to_json() for group in function.arguments],
-                "results": [group.to_json() for group in function.results],
+                "arguments": groups_to_json(function.arguments),
+                "results": groups_to_json(function.results),
             }
             for function in lowered.functions
         },

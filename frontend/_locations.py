@@ -7,21 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxlib.mlir import ir
+
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")})
 _OURS = str(Path(__file__).resolve().parent)
 
 
 def frames(location: Any) -> Iterator[tuple[str, int]]:
     """File and line of each Python frame in a `jaxlib.mlir.ir.Location`, the innermost first."""
-    if location.is_a_callsite():
+    if isinstance(location, ir.CallSiteLoc):
         yield from frames(location.callee)
         yield from frames(location.caller)
-    elif location.is_a_fused():
+    elif isinstance(location, ir.FusedLoc):
         for part in location.locations:
             yield from frames(part)
-    elif location.is_a_name():
+    elif isinstance(location, ir.NameLoc):
         yield from frames(location.child_loc)
-    elif location.is_a_file():
+    elif isinstance(location, ir.FileLineColLoc):
         yield location.filename, location.start_line
 
 

@@ -28,27 +28,11 @@ from jaxlib.mlir.dialects import stablehlo
 from fixstep.frontend._fixpoint import Template
 from fixstep.frontend._locations import user_line
 from fixstep.frontend.rewrites import rewrite_function, rewrite_module, unlowerable_operations
+from fixstep.runtime._manifest import Group, leaf_to_json
 from fixstep.runtime._signature import LeafSpec
 from fixstep.targets.errors import CompileError
 
 _SEED = (LeafSpec("seed/high", "uint32", ()), LeafSpec("seed/low", "uint32", ()))
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Leaves that travel together through a function: the state, a batch, the metrics.
-
-    Attributes:
-        role: `state`, `accumulators`, `batch`, `inputs`, `seed`, `metrics` or `outputs`.
-        leaves: the leaves in calling order.
-    """
-
-    role: str
-    leaves: tuple[LeafSpec, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """As the manifest holds it."""
-        return {"role": self.role, "leaves": [leaf_to_json(leaf) for leaf in self.leaves]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,11 +195,10 @@ def _append(combined: Any, module: Any, function: Function) -> None:
     }
 
     def rename(op: Any) -> Any:
-        for named in list(op.attributes):
-            name, attribute = (named.name, named.attr) if hasattr(named, "attr") else (named, op.attributes[named])
-            if ir.FlatSymbolRefAttr.isinstance(attribute):
-                old = ir.FlatSymbolRefAttr(attribute).value
-                op.attributes[name] = ir.FlatSymbolRefAttr.get(names.get(old, old))
+        for name in list(op.attributes):
+            attribute = op.attributes[name]
+            if isinstance(attribute, ir.FlatSymbolRefAttr):
+                op.attributes[name] = ir.FlatSymbolRefAttr.get(names.get(attribute.value, attribute.value))
         return ir.WalkResult.ADVANCE
 
     for op in list(module.body.operations):
@@ -260,20 +243,20 @@ def _line_map(module: Any, text: str) -> dict[int, str]:
     lines: dict[int, str] = {}
     for place, origin in zip(written, origins, strict=True):
         line = user_line(origin)
-        if line is not None and place.is_a_file():
+        if line is not None and isinstance(place, ir.FileLineColLoc):
             lines.setdefault(place.start_line, line)
     return lines
 
 
 def _digest(functions: Sequence[Function], text: str) -> str:
     described = [
-        {"name": f.name, "arguments": [g.to_json() for g in f.arguments], "results": [g.to_json() for g in f.results]}
+        {"name": f.name, "arguments": groups_to_json(f.arguments), "results": groups_to_json(f.results)}
         for f in functions
     ]
     content = json.dumps(described, sort_keys=True, separators=(",", ":")) + text
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def leaf_to_json(leaf: LeafSpec) -> dict[str, Any]:
-    """A leaf as the manifest holds it."""
-    return {"path": leaf.path, "dtype": leaf.dtype, "shape": list(leaf.shape), "key": leaf.key}
+def groups_to_json(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """The arguments or results of a function as the manifest holds them."""
+    return [{"role": group.role, "leaves": [leaf_to_json(leaf) for leaf in group.leaves]} for group in groups]

@@ -82,6 +82,9 @@ class Cpu:
             "--iree-input-demote-f64-to-f32=false",
             # Without it a float32 sum runs one element after the other: 2^25 ones sum to 2^24.
             "--iree-llvmcpu-reassociate-fp-reductions=true",
+            # Command buffers kept between calls lose the binding of some buffers: "indirect buffer reference slot 0 is
+            # out range", and wrong numbers beside other load.
+            "--iree-hal-memoization=false",
         ]
         if self.triple is not None:
             return [*flags, f"--iree-llvmcpu-target-triple={self.triple}"]
