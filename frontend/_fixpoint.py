@@ -1,0 +1,383 @@
+"""The fixed point of a step: the types of the state that one step returns as it took them.
+
+A step is compiled for one set of types, so what it returns must fit what it takes. The state that a user starts with
+often does not: an f16 model's adam moments become f32 in the first step. `find_fixpoint` finds the types that stay:
+
+    types = those of the canonical seed
+    repeat:
+        following = the types that one step, traced at `types`, returns
+        stop if following == types; otherwise types = following
+
+One round is not enough in general: a type can travel one leaf per step, so a chain of k copies needs k rounds. Only
+types are looked at; nothing of the step is computed, and the first values are cast once, at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fixstep.frontend._captures import HostCall, find_captures, find_effects
+from fixstep.frontend._flat import (
+    Output,
+    Split,
+    Trace,
+    flat_function,
+    split_metrics,
+    split_outputs,
+    split_step,
+    trace,
+)
+from fixstep.frontend._initial import Initial, initial_state
+from fixstep.frontend._moves import (
+    Types,
+    dtype_advice,
+    leaf_history,
+    no_fixpoint,
+    shape_advice,
+    static_error,
+    tree_error,
+)
+from fixstep.frontend._program import Program
+from fixstep.frontend._seed import Layout, flatten, kind, narrows, shown, weak_dtype, weak_fits
+from fixstep.frontend._x64 import truncations, user_setting, wide_leaves, x64_context
+from fixstep.runtime._signature import Array, LeafSpec, shown_path
+from fixstep.targets.errors import FixpointError, ProgramError
+
+_SHAPE_ROUNDS = 2  # further rounds that show how a shape goes on changing: three types in its history
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A leaf that moved to another type.
+
+    Attributes:
+        path: its leaf path.
+        before: its type before the round, `float16[8]`.
+        after: its type after it.
+        round: the round, from 1.
+        narrowed: whether the new type holds fewer numbers or fewer digits, as the step's own output has it.
+    """
+
+    path: str
+    before: str
+    after: str
+    round: int
+    narrowed: bool
+
+    def __str__(self) -> str:
+        """One line of the report."""
+        narrowed = ", narrowed" if self.narrowed else ""
+        return f"{self.path}: {self.before} → {self.after} (round {self.round}{narrowed})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Template:
+    """The frozen types of a program, and its functions over flat lists of leaves at those types.
+
+    The flat functions take and return arrays in the order of the leaf tuples; typed PRNG keys travel as their uint32
+    data. Trace or call them in `context()`.
+
+    Attributes:
+        program: the program.
+        state_layout: structure and types of the state.
+        batch_layout: of the batch.
+        input_layout: of what `predict` takes; no leaves where there is no `predict`.
+        metric_leaves: what `step` returns besides the state, strongly typed.
+        evaluation_leaves: what `evaluate` returns.
+        output_leaves: what `predict` returns.
+        changes: each move of a leaf, in order.
+        rounds: in how many rounds something moved; 0 for a step that changes nothing.
+        x64: whether the program is traced with 64-bit types.
+        seed_values: the first state in the template's types where it was given, else None.
+        notes: captured arrays and keys, and other warnings.
+        host_calls: by function, the calls back to Python in it, which cannot be compiled.
+        flat_init: `(seed_high, seed_low) -> [state]` of two uint32 words; (0, seed) is `jax.random.key(seed)`. None
+            where the state was given.
+        flat_step: `(state, batch) -> ([state], [metrics])`.
+        flat_evaluate: `(state, batch) -> [metrics]`, or None.
+        flat_predict: `(state, inputs) -> [outputs]`, or None.
+    """
+
+    program: Program
+    state_layout: Layout
+    batch_layout: Layout
+    input_layout: Layout
+    metric_leaves: Types
+    evaluation_leaves: Types
+    output_leaves: Types
+    changes: tuple[Change, ...]
+    rounds: int
+    x64: bool
+    seed_values: tuple[Array, ...] | None
+    notes: tuple[str, ...]
+    host_calls: Mapping[str, tuple[HostCall, ...]]
+    flat_init: Callable[[Any, Any], list[Any]] | None
+    flat_step: Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
+    flat_evaluate: Callable[[Sequence[Any], Sequence[Any]], list[Any]] | None
+    flat_predict: Callable[[Sequence[Any], Sequence[Any]], list[Any]] | None
+
+    @property
+    def state(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Dtype name and shape of each state leaf by leaf path."""
+        return {spec.path: (spec.dtype, spec.shape) for spec in self.state_leaves}
+
+    @property
+    def state_leaves(self) -> Types:
+        """The state's leaves in order."""
+        return self.state_layout.leaves
+
+    @property
+    def batch_leaves(self) -> Types:
+        """The batch's leaves in order."""
+        return self.batch_layout.leaves
+
+    @property
+    def input_leaves(self) -> Types:
+        """The leaves of what `predict` takes, in order."""
+        return self.input_layout.leaves
+
+    def context(self) -> contextlib.AbstractContextManager[None]:
+        """The context (64-bit types or not) in which the flat functions are traced, called and fed."""
+        return x64_context(self.x64)
+
+    def accumulator_leaves(self, metric_leaves: Sequence[LeafSpec]) -> Types:
+        """The leaves that sum metrics on the device: one sum per scalar metric, then `count`.
+
+        A sum has the type that adding the metric to a float32 zero gives, so at least float32. Metrics that are no
+        scalars, complex ones, and PRNG keys have no average and are left out.
+        """
+        sums = [
+            LeafSpec(f"sum/{spec.path}", _sum_dtype(spec.dtype), ())
+            for spec in metric_leaves
+            if spec.shape == () and spec.key is None and kind(spec.dtype) != "complex"
+        ]
+        return (*sums, LeafSpec("count", "int32", ()))
+
+
+def _sum_dtype(dtype: str) -> str:
+    zero = jax.ShapeDtypeStruct((), jnp.float32)
+    with x64_context(True), jax.numpy_dtype_promotion("standard"):
+        metric = jax.ShapeDtypeStruct((), LeafSpec("", dtype, ()).numpy_dtype)
+        try:
+            return str(jax.eval_shape(lambda total, value: total + value, zero, metric).dtype.name)
+        except TypeError:  # the eight-bit floats do not promote by themselves; float32 holds them all
+            return "float32"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fixpoint:
+    """The result of `find_fixpoint`.
+
+    Attributes:
+        types: the state's leaves at the fixed point.
+        changes: each move, in order.
+        rounds: in how many rounds something moved.
+        step: the step as traced at the fixed point.
+    """
+
+    types: Types
+    changes: tuple[Change, ...]
+    rounds: int
+    step: Trace
+
+
+def find_fixpoint(program: Program, seed: Layout, batch: Layout, *, x64: bool) -> Fixpoint:
+    """Trace the step until the types of its state stay.
+
+    Args:
+        program: whose step it is.
+        seed: structure and types of the canonical seed.
+        batch: structure and types of the batch.
+        x64: whether to trace with 64-bit types.
+
+    Raises:
+        FixpointError: if the types repeat without staying, a shape changes, or the tree does.
+        ProgramError: if the step raises.
+    """
+    history: list[Types] = [seed.leaves]
+    steps: list[Trace] = []
+    while True:
+        types = history[-1]
+        steps.append(_trace_step(program, dataclasses.replace(seed, leaves=types), batch, history, x64=x64))
+        following = _returned_types(seed, types, steps[-1].outputs[0])
+        if following == types:
+            return Fixpoint(types, _changes(history), len(history) - 1, steps[-1])
+        if not _same_shapes(types, following):
+            raise _shape_error(program, seed, batch, [*history, following], steps[-1], x64=x64)
+        if following in history:
+            raise _cycle_error(history, following, steps[-1], batch)
+        history.append(following)
+
+
+def _trace_step(program: Program, state: Layout, batch: Layout, history: Sequence[Types], *, x64: bool) -> Trace:
+    hint = ""
+    if len(history) > 1:
+        moved = [i for i in range(len(history[0])) if history[0][i] != history[-1][i]]
+        lines = [f"\n    {shown_path(history[0][i].path, 'state')}: {leaf_history(history, i)}" for i in moved[:10]]
+        hint = f"\n  traced in round {len(history)}, after the step had changed these state leaves:{''.join(lines)}"
+    return trace("step", program.step, (state, batch), split_step, x64=x64, hint=hint)
+
+
+def _returned_types(seed: Layout, types: Types, output: Output) -> Types:
+    """The types of the state that a step returned, once its structure is known to be the one that it took."""
+    returned = output.layout
+    if returned.treedef != seed.treedef or returned.static.keys() != seed.static.keys():
+        raise tree_error(dataclasses.replace(seed, leaves=types), returned)
+    changed = static_error(seed, returned)
+    if changed:
+        raise changed
+    return tuple(map(_next_type, types, returned.leaves, output.weak))
+
+
+def _next_type(old: LeafSpec, new: LeafSpec, weak: bool) -> LeafSpec:
+    """The type of a leaf in the next round. A weakly typed output does not decide: its leaf moves only to a kind that
+    holds it (an int leaf that becomes a weak float).
+    """
+    if not weak:
+        return new
+    dtype = old.dtype if weak_fits(new.dtype, old.dtype) else weak_dtype(new.dtype)
+    return dataclasses.replace(new, dtype=dtype)
+
+
+def _same_shapes(before: Types, after: Types) -> bool:
+    return all(old.shape == new.shape and old.key == new.key for old, new in zip(before, after, strict=True))
+
+
+def _moving(history: Sequence[Types]) -> list[int]:
+    return [i for i in range(len(history[0])) if len({types[i] for types in history}) > 1]
+
+
+def _shape_error(
+    program: Program, seed: Layout, batch: Layout, history: list[Types], step: Trace, *, x64: bool
+) -> FixpointError:
+    first, last = history[-2], history[-1]
+    advice = {
+        i: shape_advice(old, new, batch)
+        for i, (old, new) in enumerate(zip(first, last, strict=True))
+        if (old.shape, old.key) != (new.shape, new.key)
+    }
+    for _ in range(_SHAPE_ROUNDS - 1):
+        state = dataclasses.replace(seed, leaves=history[-1])
+        try:
+            again = _trace_step(program, state, batch, history, x64=x64)
+            history = [*history, _returned_types(seed, history[-1], again.outputs[0])]
+        except (FixpointError, ProgramError):  # the step does not take what it returned: one move says enough
+            break
+    reason = "the state has no fixed point: the step changes the shape of its leaves:"
+    return no_fixpoint(reason, history, _moving(history), step.closed, batch, advice)
+
+
+def _cycle_error(history: list[Types], following: Types, step: Trace, batch: Layout) -> FixpointError:
+    cycle = [*history[history.index(following) :], following]
+    advice = {i: dtype_advice(history[0][i]) for i in _moving(cycle)}
+    reason = f"the state has no fixed point: the types of its leaves repeat every {len(cycle) - 1} rounds:"
+    whole = [*history, following]
+    return no_fixpoint(reason, whole, _moving(whole), step.closed, batch, advice)
+
+
+def _changes(history: Sequence[Types]) -> tuple[Change, ...]:
+    return tuple(
+        Change(new.path, shown(old), shown(new), number, narrows(old, new))
+        for number, (before, after) in enumerate(itertools.pairwise(history), start=1)
+        for old, new in zip(before, after, strict=True)
+        if old != new
+    )
+
+
+def infer_template(program: Program) -> Template:
+    """Find the fixed point of a program and freeze it.
+
+    The step is traced abstractly, with 64-bit types if any leaf of the state, the batch or the inputs is 64-bit, if
+    `init` asks for 64-bit types, or if the user's `jax_enable_x64` is on; otherwise without.
+
+    Returns:
+        The template, which is also the report: what moved, in which round, and what to know about it.
+
+    Raises:
+        FixpointError: if the state has no fixed point, with each moving leaf's history, or its first values do not
+            survive the cast to it.
+        ProgramError: if one of the functions raises or does not return what it must.
+    """
+    initial = initial_state(program)
+    batch = flatten(program.batch, "batch", numbers=False).layout
+    inputs = flatten(program.inputs if program.predict else (), "inputs", numbers=False).layout
+    wide = [
+        f"{what} leaf {spec.path!r} is {spec.dtype}"
+        for what, layout in (("state", initial.layout), ("batch", batch), ("inputs", inputs))
+        for spec in wide_leaves(layout.leaves)
+    ]
+    x64 = user_setting() or initial.x64 or bool(wide)
+    with truncations() as truncated:
+        fixpoint = find_fixpoint(program, initial.layout, batch, x64=x64)
+        state = dataclasses.replace(initial.layout, leaves=fixpoint.types)
+        traces = {"step": fixpoint.step}
+        if program.evaluate:
+            traces["evaluate"] = trace("evaluate", program.evaluate, (state, batch), split_metrics, x64=x64)
+        if program.predict:
+            traces["predict"] = trace("predict", program.predict, (state, inputs), split_outputs, x64=x64)
+    notes = [*_x64_notes(wide), *dict.fromkeys(f"JAX gives a 32-bit type instead: {text}" for text in truncated)]
+    notes += [
+        str(c) for name, traced in traces.items() for c in find_captures(traced.closed, getattr(program, name), name)
+    ]
+    return _template(program, initial, state, batch, inputs, fixpoint, traces, x64, tuple(notes))
+
+
+def _x64_notes(wide: Sequence[str]) -> list[str]:
+    if not wide or user_setting():
+        return []
+    more = f" and {len(wide) - 3} more" if len(wide) > 3 else ""
+    reason = ", ".join(wide[:3]) + more
+    return [f"traced with 64-bit types, because {reason}; numbers that the step makes without a dtype are 64-bit then"]
+
+
+def _template(
+    program: Program,
+    initial: Initial,
+    state: Layout,
+    batch: Layout,
+    inputs: Layout,
+    fixpoint: Fixpoint,
+    traces: Mapping[str, Trace],
+    x64: bool,
+    notes: tuple[str, ...],
+) -> Template:
+    metrics = fixpoint.step.outputs[1].strong_leaves
+    evaluation = traces["evaluate"].outputs[0].strong_leaves if "evaluate" in traces else ()
+    outputs = traces["predict"].outputs[0].strong_leaves if "predict" in traces else ()
+    step: Any = flat_function(program.step, (state, batch), split_step, (state.leaves, metrics))
+    return Template(
+        program=program,
+        state_layout=state,
+        batch_layout=batch,
+        input_layout=inputs,
+        metric_leaves=metrics,
+        evaluation_leaves=evaluation,
+        output_leaves=outputs,
+        changes=fixpoint.changes,
+        rounds=fixpoint.rounds,
+        x64=x64,
+        seed_values=initial.cast(state.leaves),
+        notes=notes,
+        host_calls={name: find_effects(traced.closed) for name, traced in traces.items()},
+        flat_init=initial.flat_init(state.leaves),
+        flat_step=step,
+        flat_evaluate=_only(program.evaluate, (state, batch), split_metrics, evaluation),
+        flat_predict=_only(program.predict, (state, inputs), split_outputs, outputs),
+    )
+
+
+def _only(
+    function: Callable[..., Any] | None, arguments: tuple[Layout, Layout], split: Split, leaves: Types
+) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]] | None:
+    """The flat form of a function that returns one part, or None where there is no function."""
+    if function is None:
+        return None
+    call = flat_function(function, arguments, split, (leaves,))
+    return lambda first, second: call(first, second)[0]

@@ -1,0 +1,57 @@
+"""When a program is traced with 64-bit types, and the context in which it is.
+
+With `jax_enable_x64` off JAX turns 64-bit values into 32-bit ones, in `eval_shape` without a word. A program that holds
+64-bit leaves is therefore traced with the setting on; a program that holds none is traced with it off, because the
+setting also changes the type of everything that is made without one (`jnp.arange(3)` becomes int64).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator
+
+import jax
+
+from fixstep.runtime._signature import LeafSpec
+
+_TRUNCATION = "Explicitly requested dtype"  # how JAX begins its warning when it gives a 32-bit array instead
+
+WIDE_DTYPES = frozenset({"int64", "uint64", "float64", "complex128"})
+
+
+def x64_context(enabled: bool) -> contextlib.AbstractContextManager[None]:
+    """A context in which JAX traces with 64-bit types (`True`) or without (`False`), whatever the setting is."""
+    context: contextlib.AbstractContextManager[None] = jax.enable_x64(enabled)
+    return context
+
+
+def user_setting() -> bool:
+    """Whether the user's own `jax_enable_x64` is on."""
+    return bool(jax.config.jax_enable_x64)
+
+
+def wide_leaves(leaves: Iterable[LeafSpec]) -> tuple[LeafSpec, ...]:
+    """The leaves that hold 64-bit numbers."""
+    return tuple(spec for spec in leaves if spec.dtype in WIDE_DTYPES)
+
+
+@contextlib.contextmanager
+def truncations() -> Iterator[list[str]]:
+    """Collects JAX's warnings that a 64-bit dtype was asked for and a 32-bit one given; all others pass as they were.
+
+    Yields:
+        The list that holds, once the context is left, each such warning as `file:line: text`.
+    """
+    found: list[str] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield found
+    finally:
+        for warning in caught:
+            if str(warning.message).startswith(_TRUNCATION):
+                text = str(warning.message).partition(". To enable")[0]
+                found.append(f"{warning.filename}:{warning.lineno}: {text}")
+            else:
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
