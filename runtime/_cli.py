@@ -13,6 +13,7 @@ went away.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib.metadata
 import inspect
@@ -173,10 +174,8 @@ def _report_fault(exc: Exception) -> int:
 
 def _discard_stdout() -> None:
     """Points stdout at nothing, so that the interpreter's last flush does not complain about the closed pipe."""
-    try:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # where stdout is no file but a test's buffer
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError, AttributeError):
-        pass  # stdout is no file (a test's buffer)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,286 @@
+"""Data for the loop: arrays in memory or in a .npz file, a user's own function, or any iterable of batches.
+
+An epoch's batches are asked for by the number of the epoch (from 1) and the number of batches to leave out at its
+start, so that a resumed run sees exactly the batches that the stopped one had not seen.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from fixstep.runtime._npz import load_npz
+from fixstep.runtime._signature import Array, as_array, describe, flatten, shown_path
+from fixstep.targets.errors import DataError, FixstepError
+
+__all__ = ["ArrayData", "FunctionData", "IterableData", "Source", "as_source", "load_npz", "load_source"]
+
+
+class Source(Protocol):
+    """What the loop asks for batches. Only `batches` is needed; the loop reads the others where they exist.
+
+    Attributes that a source may have:
+        batches_per_epoch: how many batches an epoch has (int), for the progress bar.
+        left_out: how many examples an epoch leaves out (int).
+        identity: what the order of the batches depends on (a JSON mapping); kept in checkpoints, compared on resume.
+    """
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """The batches of an epoch (from 1), without the first `start` ones."""
+        ...
+
+
+class ArrayData:
+    """Batches cut from arrays that share their first axis, the examples.
+
+    The order is a pure function of the seed and the epoch, the same on every machine. Without shuffling, batches are
+    views of the arrays; with it, copies.
+
+    Args:
+        arrays: a mapping from leaf path to array, or nested containers of arrays, each of shape (examples, ...).
+        batch_size: examples a batch.
+        shuffle: whether each epoch has its own random order.
+        seed: of the order; not negative.
+        drop_last: whether a short last batch is left out. A compiled step has one size, so it is by default;
+            `left_out` says how many examples that costs each epoch (with shuffling, others each time).
+
+    Raises:
+        DataError: if there are no arrays, their lengths differ, one has no axis or holds Python objects, or they do not
+            fill one batch.
+    """
+
+    def __init__(
+        self, arrays: Any, batch_size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = True
+    ) -> None:
+        if batch_size < 1:
+            raise DataError(f"expected a batch size of at least 1, got {batch_size}")
+        if seed < 0:
+            raise DataError(f"expected a seed of at least 0, got {seed}")
+        self.arrays = _checked_arrays(arrays)
+        self.examples = len(next(iter(self.arrays.values())))
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        if self.examples < (batch_size if drop_last else 1):
+            raise DataError(f"{self.examples} examples do not fill one batch of {batch_size}: add data")
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of one epoch."""
+        whole, rest = divmod(self.examples, self.batch_size)
+        return whole if self.drop_last or rest == 0 else whole + 1
+
+    @property
+    def left_out(self) -> int:
+        """Examples that an epoch leaves out, because they do not fill a batch."""
+        return self.examples % self.batch_size if self.drop_last else 0
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the batches' order depends on."""
+        return {"examples": self.examples, "shuffle": self.shuffle, "seed": self.seed}
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[dict[str, Array]]:
+        """The batches of an epoch, without the first `start` ones (which cost nothing)."""
+        order = self._order(epoch) if self.shuffle else None
+        for index in range(start, self.batches_per_epoch):
+            chosen = slice(index * self.batch_size, (index + 1) * self.batch_size)
+            picked = chosen if order is None else order[chosen]
+            yield {path: array[picked] for path, array in self.arrays.items()}
+
+    def _order(self, epoch: int) -> Array:
+        # numpy keeps the raw stream of a bit generator for ever, but not what Generator.permutation makes of it.
+        # A stable sort of random 64-bit words is a permutation that depends on nothing else.
+        words = np.random.PCG64(np.random.SeedSequence([self.seed, epoch])).random_raw(self.examples)
+        return np.argsort(words, kind="stable")
+
+
+def _checked_arrays(tree: Any) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    wrong: list[str] = []
+    for path, value in flatten(tree).items():
+        array = as_array(value)
+        if isinstance(array, str):
+            wrong.append(f"  {shown_path(path, 'data')}: expected an array, got {array}")
+        elif array.ndim == 0:
+            wrong.append(f"  {shown_path(path, 'data')}: expected a first axis of examples, got {_shown(array)}")
+        else:
+            arrays[path] = array
+    if wrong:
+        raise DataError("\n".join(["the data cannot be cut into batches:", *wrong]))
+    if not arrays:
+        raise DataError("the data holds no arrays: pass at least one, by leaf path")
+    if len({len(array) for array in arrays.values()}) > 1:
+        lines = [
+            f"  {shown_path(path, 'data')}: {len(array)} examples, {_shown(array)}" for path, array in arrays.items()
+        ]
+        raise DataError("\n".join(["the arrays differ in their number of examples (the first axis):", *lines]))
+    return arrays
+
+
+def _shown(array: Array) -> str:
+    return describe(array.dtype.name, array.shape)
+
+
+class FunctionData:
+    """Batches from a user's function, called once an epoch.
+
+    The function returns an iterable of batches. It is given the epoch's number (from 1) if it has a parameter `epoch`
+    or a first one without a default, and the number of batches to leave out if it has a parameter `start`; otherwise
+    they are made and dropped.
+
+    Args:
+        function: the function.
+        name: how messages call it.
+    """
+
+    def __init__(self, function: Callable[..., Iterable[Any]], name: str) -> None:
+        self.function = function
+        self.name = name
+        parameters = inspect.signature(function).parameters
+        first = next(iter(parameters.values()), None)
+        self._takes_start = "start" in parameters
+        self._epoch_by_name = "epoch" in parameters
+        self._epoch_first = (
+            not self._epoch_by_name
+            and first is not None
+            and first.name != "start"
+            and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
+            and first.default is first.empty
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The function's name: a checkpoint's cursor counts its batches."""
+        return {"source": self.name}
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """The batches of an epoch, without the first `start` ones."""
+        try:
+            batches = self._call(epoch, start)
+            if not isinstance(batches, Iterable):
+                raise DataError(
+                    f"{self.name} returned a {type(batches).__name__}, expected an iterable of batches; "
+                    "write it as a generator, or return a list"
+                )
+            yield from batches if self._takes_start else _skip(iter(batches), start, self.name)
+        except FixstepError:
+            raise
+        except Exception as exc:
+            raise DataError(f"{self.name} failed in epoch {epoch}: {_blame(exc)}") from exc
+
+    def _call(self, epoch: int, start: int) -> Any:
+        named = {"epoch": epoch} if self._epoch_by_name else {}
+        if self._takes_start:
+            named["start"] = start
+        return self.function(epoch, **named) if self._epoch_first else self.function(**named)
+
+
+class IterableData:
+    """Batches from an iterable that can be gone through again: a list, a torch DataLoader, anything with `__iter__`."""
+
+    def __init__(self, iterable: Iterable[Any]) -> None:
+        self.iterable = iterable
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """The iterable's length, where it has one."""
+        try:
+            return len(self.iterable)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """The iterable's batches, without the first `start` ones (which are made and dropped)."""
+        return _skip(iter(self.iterable), start, "the data")
+
+
+def as_source(data: Any) -> Source:
+    """What the loop was given, as a source.
+
+    Raises:
+        DataError: if it is neither a source nor an iterable.
+    """
+    if callable(getattr(data, "batches", None)):
+        source: Source = data
+        return source
+    if isinstance(data, dict):
+        raise DataError("the data is a dict of arrays, expected batches: pass ArrayData(arrays, batch_size)")
+    if isinstance(data, Iterable) or hasattr(data, "__getitem__"):
+        return IterableData(data)
+    raise DataError(
+        f"the data is a {type(data).__name__}, expected an iterable of batches, ArrayData, "
+        "or an object with a method batches(epoch, start=0)"
+    )
+
+
+def no_batches(source: Source, epoch: int, name: str = "the data") -> DataError:
+    """The error for an epoch without a single batch, which says why where that can be known."""
+    if isinstance(source, FunctionData):
+        name = source.name
+    if epoch == 1:
+        return DataError(f"{name} gave no batch: an epoch needs at least one")
+    if isinstance(source, FunctionData):
+        advice = "return a new iterator for each call, not one that earlier epochs used up"
+    else:
+        advice = (
+            "an iterator or generator can be gone through only once; pass a list, ArrayData, "
+            "or an object whose __iter__ starts anew"
+        )
+    return DataError(f"{name} gave no batch in epoch {epoch}: {advice}")
+
+
+def _skip(batches: Iterator[Any], start: int, name: str) -> Iterator[Any]:
+    skipped = sum(1 for _ in itertools.islice(batches, start))
+    if skipped < start:
+        raise DataError(
+            f"{name} gave {skipped} batches, but the checkpoint stands after batch {start} of its epoch: "
+            "resume with the data that the run was started with"
+        )
+    yield from batches
+
+
+def load_source(name: str) -> FunctionData:
+    """The data source that a `module:function` names; modules of the current directory are found too.
+
+    Raises:
+        DataError: if there is no such module or function, if it fails on import, or if it is not callable.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise DataError(f"expected a data source as module:function, got {name!r}")
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as exc:
+        if exc.name is not None and (module_name == exc.name or module_name.startswith(f"{exc.name}.")):
+            raise DataError(
+                f"no module {module_name!r} (of the data source {name!r}) here or among the installed ones"
+            ) from exc
+        raise DataError(f"the module of the data source {name!r} failed: {_blame(exc)}") from exc
+    except Exception as exc:
+        raise DataError(f"the module of the data source {name!r} failed: {_blame(exc)}") from exc
+    finally:
+        sys.path.remove(os.getcwd())
+    function = getattr(module, attribute, None)
+    if function is None:
+        raise DataError(f"the module {module_name!r} ({module.__file__}) has no {attribute!r}")
+    if not callable(function):
+        raise DataError(f"{name} is a {type(function).__name__}, expected a function that returns batches")
+    return FunctionData(function, name)
+
+
+def _blame(exc: Exception) -> str:
+    """What was raised, and the line that raised it."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(exc).__name__}: {exc}{where}"
