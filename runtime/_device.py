@@ -100,8 +100,13 @@ class Module:
             ) from exc
         self._functions: dict[str, Any] = {}
 
-    def invoke(self, name: str, *arguments: Sequence[View]) -> list[View]:
-        """Call a function with the given buffers, in order; returns the result buffers.
+    def invoke(self, name: str, *arguments: Sequence[View], wanted: int) -> list[View]:
+        """Call a function with the given buffers, in order.
+
+        Args:
+            name: the function.
+            arguments: groups of buffers; the last ones may be storage for the first results.
+            wanted: how many of the last results are returned; the others lie in storage that the caller gave.
 
         Raises:
             DeviceError: if the call failed; buffers passed as outputs then hold anything.
@@ -111,16 +116,18 @@ class Module:
         if function is None:
             function = self._functions[name] = self._module.lookup_function(name)
         packed = ireert.VmVariantList(sum(map(len, arguments)))
+        push = packed.push_ref
         for views in arguments:
             for view in views:
-                packed.push_ref(view)
+                push(view)
         results = ireert.VmVariantList(8)
         try:
             self._context.invoke(function, packed, results)
         except Exception as exc:
             raise DeviceError(f"the device failed in {name}: {_first_line(exc)}; the state is unchanged") from exc
         view_class = ireert.HalBufferView
-        return [results.get_as_object(i, view_class) for i in range(results.size)]
+        size = results.size
+        return [results.get_as_object(i, view_class) for i in range(size - wanted, size)]
 
 
 def _first_line(exc: BaseException) -> str:

@@ -187,7 +187,15 @@ class Session:
         """
         views = self._upload(check(batch, self._batch_specs, "batch"), self._batch_specs)
         averages = self._averages["step"]
-        results = self._module.invoke("step", self._current, averages.current, views, self._other, averages.other)
+        results = self._module.invoke(
+            "step",
+            self._current,
+            averages.current,
+            views,
+            self._other,
+            averages.other,
+            wanted=len(self._metric_specs["step"]),
+        )
         self._current, self._other = self._other, self._current
         averages.swap()
         self.steps += 1
@@ -217,7 +225,14 @@ class Session:
         self._require("evaluate")
         views = self._upload(check(batch, self._batch_specs, "batch"), self._batch_specs)
         averages = self._averages["evaluate"]
-        results = self._module.invoke("evaluate", self._current, averages.current, views, averages.other)
+        results = self._module.invoke(
+            "evaluate",
+            self._current,
+            averages.current,
+            views,
+            averages.other,
+            wanted=len(self._metric_specs["evaluate"]),
+        )
         averages.swap()
         return self._metrics("evaluate", results)
 
@@ -229,9 +244,9 @@ class Session:
             DeviceError: if the device failed.
         """
         specs = self.signature("predict")
-        views = self._upload(check(inputs, specs, "inputs"), specs)
-        results = self._module.invoke("predict", self._current, views)
         outputs = self.artifact.signature("predict", "outputs")
+        views = self._upload(check(inputs, specs, "inputs"), specs)
+        results = self._module.invoke("predict", self._current, views, wanted=len(outputs))
         return {s.path or "output": self._device.download(v, s) for s, v in zip(outputs, results, strict=True)}
 
     def averages(self, function: Averaged = "step") -> dict[str, float]:
@@ -333,8 +348,7 @@ class Session:
 
     def _metrics(self, function: Averaged, results: list[View]) -> Metrics:
         specs = self._metric_specs[function]
-        views = results[len(results) - len(specs) :]
-        return Metrics({s.path: Metric(self._device, view, s) for s, view in zip(specs, views, strict=True)})
+        return Metrics({s.path: Metric(self._device, view, s) for s, view in zip(specs, results, strict=True)})
 
     def _begin(self, seed: int, state: Any | None) -> None:
         """Make the first state: the given one, the artifact's own, or what `init` makes of the seed."""
@@ -345,7 +359,7 @@ class Session:
             specs = self.artifact.signature("init", "seed")
             # Into buffers of ours: results that IREE allocates may share storage, and the state is written in place.
             storage = [self._device.empty(spec) for spec in self._state_specs]
-            self._module.invoke("init", self._upload([np.asarray(word) for word in words], specs), storage)
+            self._module.invoke("init", self._upload([np.asarray(word) for word in words], specs), storage, wanted=0)
             self._current = storage
         else:
             self.load_state(self.artifact.initial_state())

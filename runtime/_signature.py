@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -62,12 +63,12 @@ class LeafSpec:
         if any(not isinstance(n, int) or n < 0 for n in self.shape):
             raise ValueError(f"{self.path}: bad shape {self.shape}")
 
-    @property
+    @functools.cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The dtype as numpy holds it."""
         return dtype_from_name(self.dtype)
 
-    @property
+    @functools.cached_property
     def byte_length(self) -> int:
         """Bytes of the leaf's elements."""
         count = 1
