@@ -117,7 +117,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def as_array(value: Any) -> Array | str:
-    """A numpy array of the value without a copy where possible, or the reason why it is none.
+    """A numpy array of the value without a copy where possible, or what it is instead.
 
     Accepts numpy arrays and scalars, and whatever offers `__dlpack__` or `__array__`. Python numbers and lists carry no
     dtype, so they are refused rather than guessed.
@@ -169,7 +169,14 @@ def check(tree: Any, specs: tuple[LeafSpec, ...], what: str) -> list[Array]:
     missing: list[LeafSpec] = []
     for spec in specs:
         if spec.path not in leaves:
-            missing.append(spec)
+            # A list of numbers flattens like a container; what the template has there is one array.
+            inside = [path for path in leaves if path.startswith(f"{spec.path}/" if spec.path else "")]
+            if inside:
+                wrong.append((spec, "a Python list or another container, which has no dtype"))
+                for path in inside:
+                    del leaves[path]
+            else:
+                missing.append(spec)
             continue
         array = as_array(leaves[spec.path])
         if isinstance(array, str):
@@ -207,8 +214,8 @@ def _report(
     for spec, got in sorted(wrong, key=lambda pair: pair[0].path):
         lines.append(f"  {shown_path(spec.path, what)}: expected {spec}, got {got}")
     for spec in sorted(missing, key=lambda spec: spec.path):
-        near = difflib.get_close_matches(spec.path, unexpected, n=1)
-        hint = f" (did you mean it by {near[0]!r}?)" if near else ""
+        near = difflib.get_close_matches(spec.path.casefold(), [path.casefold() for path in unexpected], n=1)
+        hint = next((f" (is it {path!r}?)" for path in unexpected if near == [path.casefold()]), "")
         lines.append(f"  {shown_path(spec.path, what)}: expected {spec}, missing{hint}")
     for path in unexpected:
         array = as_array(leaves[path])
