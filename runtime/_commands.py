@@ -199,6 +199,8 @@ def predict_command(parser: argparse.ArgumentParser) -> Run:
 def _predict(arguments: argparse.Namespace) -> int:
     session = load(arguments.artifact, target=arguments.target, device=arguments.device)
     session.signature("predict")  # says so at once where there is none
+    if not arguments.output.parent.is_dir():
+        raise DataError(f"{arguments.output}: no folder to write to: make {arguments.output.parent}, or choose another")
     checkpoint = _checkpoint(arguments.checkpoint)
     session.restore(checkpoint)
     arrays, ignored = choose_inputs(load_npz(arguments.data), session.signature("predict"), arguments.data)

@@ -41,6 +41,7 @@ class LoopState:
         metrics: those of the last step, still on the device.
         averages: each metric's mean over the last whole epoch (of the epoch so far, when the run stops inside one).
         validation: the same over the validation data, empty without it.
+        steps_per_second: of this run's part of the last whole epoch, without validation and checkpoints.
         skipped: batches whose step was undone because the watched metric was not finite.
         resume: whether the run was asked to resume.
         stopped: why the run ends, once that is known.
@@ -60,6 +61,7 @@ class LoopState:
     metrics: Metrics | None = None
     averages: dict[str, float] = dataclasses.field(default_factory=dict)
     validation: dict[str, float] = dataclasses.field(default_factory=dict)
+    steps_per_second: float = 0.0
     skipped: int = 0
     resume: bool = False
     stopped: str | None = None

@@ -1,7 +1,8 @@
-"""The handlers that most runs want: a progress bar, and checkpoints."""
+"""The handlers that most runs want: a progress bar, checkpoints, and (from its own file) a log of metrics."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -10,6 +11,9 @@ from typing import Any, TextIO
 
 from fixstep.runtime._checkpoint import CheckpointDirectory, Latest
 from fixstep.runtime._events import LoopState
+from fixstep.runtime._metrics_log import MetricsLog
+
+__all__ = ["Checkpoints", "MetricsLog", "Progress", "shown"]
 from fixstep.targets.errors import CheckpointError
 
 # A bar is redrawn this often at most: each time, the metrics are read, which waits for the device.
@@ -31,17 +35,14 @@ class Progress:
         self._with_lines = self._with_bar if lines is None else lines
         self._stream = stream
         self._bar: Any = None
-        self._drawn_s = 0.0
-        self._epoch_began_s = 0.0
-        self._epoch_began_steps = 0
+        self._drawn_s = -math.inf
 
     def on_start(self, state: LoopState) -> None:
-        """Says what is left out, and begins the clock."""
+        """Says what is left out."""
         for count, what in ((state.left_out, "training"), (state.validation_left_out, "validation")):
             if count:
                 examples = "example does" if count == 1 else "examples do"
                 self._line(f"{what}: {count} {examples} not fill a batch and are left out of each epoch")
-        self._begin(state)
 
     def on_step(self, state: LoopState) -> None:
         """Moves the bar."""
@@ -57,23 +58,16 @@ class Progress:
     def on_epoch(self, state: LoopState) -> None:
         """Closes the epoch's bar and leaves its line."""
         self._close_bar()
-        seconds = max(time.monotonic() - self._epoch_began_s, 1e-9)
-        rate = (state.steps - self._epoch_began_steps) / seconds
         parts = [f"epoch {state.epoch}/{state.epochs}", f"step {state.steps}", *shown(state.averages)]
         if state.validation:
             parts.append(f"validation: {'  '.join(shown(state.validation))}")
-        self._line("  ".join([*parts, f"({rate:.4g} steps/s)"]))
-        self._begin(state)
+        self._line("  ".join([*parts, f"({state.steps_per_second:.4g} steps/s)"]))
 
     def on_stop(self, state: LoopState) -> None:
         """Leaves the bar as it is, and says how many batches were skipped."""
         self._close_bar()
         if state.skipped:
-            self._line(f"{state.skipped} batches were skipped, because the watched metric was not finite")
-
-    def _begin(self, state: LoopState) -> None:
-        self._epoch_began_s = time.monotonic()
-        self._epoch_began_steps = state.steps
+            self._line(f"batches skipped, because the watched metric was not finite: {state.skipped}")
 
     def _open_bar(self, state: LoopState) -> None:
         import tqdm  # here, because only a terminal needs it
@@ -91,7 +85,8 @@ class Progress:
         metrics = {name: metric.numpy() for name, metric in (state.metrics or {}).items()}
         scalars = {name: float(value) for name, value in metrics.items() if value.ndim == 0}
         self._bar.set_postfix_str("  ".join(shown(scalars)), refresh=False)
-        self._bar.update(state.batch - self._bar.n)
+        self._bar.n = state.batch  # update() would leave the drawing to a second clock
+        self._bar.refresh()
 
     def _close_bar(self) -> None:
         if self._bar is not None:
@@ -135,11 +130,15 @@ class Checkpoints:
         return self._files.latest()
 
     def on_start(self, state: LoopState) -> None:
-        """Refuses a folder that holds another run's checkpoints.
+        """Makes the folder; refuses one that holds another run's checkpoints.
 
         Raises:
-            CheckpointError: if there are checkpoints and the run does not resume.
+            CheckpointError: if there are checkpoints and the run does not resume, or the folder cannot be made.
         """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise CheckpointError(f"{self.directory}: cannot be made a folder of checkpoints: {exc.strerror}") from exc
         files = [] if state.resume else self._files.files()
         if files:
             raise CheckpointError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -145,6 +146,7 @@ class _Run:
         self.others = [handler for handler in loop.handlers if not isinstance(handler, Checkpoints)]
         self.started: list[object] = []
         self.skipped_in_a_row = 0
+        self.epoch_began_s, self.epoch_began_steps = 0.0, 0
         self.state = LoopState(
             session=loop.session,
             epochs=epochs,
@@ -265,13 +267,17 @@ class _Run:
     def _epochs(self) -> None:
         state = self.state
         while state.epoch <= state.epochs and not self._ended():
-            if not self._train() or not self._validate():
+            if not self._train():
+                return
+            self._average()
+            if not self._validate():
                 return
             self._close()
 
     def _train(self) -> bool:
         """The batches that the epoch still has; false if the run ends before the epoch does."""
         state = self.state
+        self.epoch_began_s, self.epoch_began_steps = time.perf_counter(), state.steps
         with _closing(self.source.batches(state.epoch, state.batch)) as batches:
             for batch in batches:
                 # Only here, with a further batch at hand, is it known that the epoch is not over.
@@ -318,10 +324,16 @@ class _Run:
                 "Lower the learning rate or scale the loss, and start from an earlier checkpoint"
             )
 
-    def _validate(self) -> bool:
-        """The epoch's averages and validation; false if a signal came in the middle."""
+    def _average(self) -> None:
+        """The epoch's averages; reading them waits for its last step, so that the time is that of all steps."""
         state = self.state
         state.averages = self.session.averages("step")
+        seconds = time.perf_counter() - self.epoch_began_s
+        state.steps_per_second = (state.steps - self.epoch_began_steps) / max(seconds, 1e-9)
+
+    def _validate(self) -> bool:
+        """The epoch's validation; false if a signal came in the middle."""
+        state = self.state
         if self.validation_source is None:
             return True
         self.session.reset_averages("evaluate")

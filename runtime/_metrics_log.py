@@ -45,7 +45,7 @@ class MetricsLog:
         self._columns: list[str] = []
 
     def on_start(self, state: LoopState) -> None:
-        """Refuses another run's file, or drops the rows that the resumed run will write again.
+        """Refuses a file that cannot be written or is another run's; drops the rows that a resumed run writes again.
 
         Raises:
             DataError: if the file exists and the run does not resume, or it is not a file of these metrics.
@@ -53,6 +53,8 @@ class MetricsLog:
         self._columns = [*_FIXED, *_metric_names(state, "step")]
         if state.validates:
             self._columns += [f"validation/{name}" for name in _metric_names(state, "evaluate")]
+        if not self.path.parent.is_dir() or not os.access(self.path.parent, os.W_OK):
+            raise DataError(f"{self.path}: no folder to write to: make {self.path.parent}, or choose another")
         if not self.path.exists():
             return
         if not state.resume:
