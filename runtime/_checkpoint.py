@@ -163,7 +163,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def verify_checkpoint(path: str | os.PathLike[str]) -> None:
-    """Check a checkpoint as `read_checkpoint` does, without holding its leaves.
+    """Check a checkpoint as `read_checkpoint` does, by its digest, without holding its leaves.
 
     Raises:
         CheckpointError: if it could not be read.

@@ -150,16 +150,16 @@ def explain_os_error(action: str, path: str | os.PathLike[str], exc: OSError) ->
     """One message for what the system refused: what, where, why, and what to do.
 
     Args:
-        action: what was tried: `write`, `read`.
+        action: what was tried: `write`, `read`, `make`, `remove`.
         path: the file.
         exc: what the system said.
     """
     reason = exc.strerror or str(exc)
-    if exc.errno == errno.ENOENT and action != "read":
+    if exc.errno == errno.ENOENT and action == "write":
         advice = f"Make the folder {Path(path).parent} first."
     elif exc.errno == errno.ENOENT:
         advice = "Check the path."
     else:
         advice = _ADVICE.get(exc.errno or 0, "Try again, or use another place.")
-    kept = "" if action == "read" else " What was there before is unchanged."
-    return f"{os.fspath(path)}: cannot {action} the file: {reason}. {advice}{kept}"
+    kept = " What was there before is unchanged." if action == "write" else ""
+    return f"{os.fspath(path)}: cannot {action} it: {reason}. {advice}{kept}"

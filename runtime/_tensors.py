@@ -115,6 +115,8 @@ def header_byte_length(first: bytes | memoryview, file_byte_length: int) -> int:
     length = int(struct.unpack("<Q", first[:8])[0])
     if length > MAX_HEADER_BYTE_LENGTH:
         raise ValueError(f"a header of {length} bytes is stated, at most {MAX_HEADER_BYTE_LENGTH} are allowed")
+    if length % 8:
+        raise ValueError(f"a header of {length} bytes is stated, expected a multiple of 8")
     if 8 + length > file_byte_length:
         raise ValueError(
             f"a header of {length} bytes is stated, in a file of {file_byte_length} bytes: it was cut short"
@@ -239,6 +241,4 @@ def decode_leaves(data: memoryview, specs: Sequence[LeafSpec]) -> dict[str, Arra
     length = header_byte_length(data[:8], len(data))
     _, entries = parse_header(data[8 : 8 + length])
     body = data[8 + length :]
-    if length % 8:
-        raise ValueError(f"a header of {length} bytes, expected a multiple of 8")
     return leaf_arrays(body, find_leaves(entries, specs, len(body)), specs)

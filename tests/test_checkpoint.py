@@ -1,0 +1,648 @@
+import json
+import os
+import re
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fixstep.runtime import _files
+from fixstep.runtime._checkpoint import (
+    CheckpointDirectory,
+    explain_mismatch,
+    read_checkpoint,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from fixstep.runtime._signature import LeafSpec, dtype_from_name
+from fixstep.targets.errors import CheckpointError
+
+STORED_AS = {
+    "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "uint8": "U8", "uint16": "U16",
+    "uint32": "U32", "uint64": "U64", "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
+    "complex128": "F64", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e3m4": "U8", "float8_e4m3": "U8", "float8_e4m3b11fnuz": "U8", "float6_e2m3fn": "U8", "float6_e3m2fn": "U8",
+    "float4_e2m1fn": "U8", "int1": "U8", "int2": "U8", "int4": "U8", "uint1": "U8", "uint2": "U8", "uint4": "U8",
+}  # fmt: skip
+for _name in ("int1", "uint1"):  # newer than the oldest ml_dtypes that is supported
+    if not hasattr(ml_dtypes, _name):
+        del STORED_AS[_name]
+SHAPES = [(), (1,), (3,), (2, 3), (0,), (2, 0, 3)]
+
+
+def random_array(dtype, shape, seed=0):
+    """Any bits at all, NaN payloads and subnormals among them; a bool is 0 or 1."""
+    spec = LeafSpec("", dtype, shape)
+    data = np.random.default_rng(seed).integers(0, 2 if dtype == "bool" else 256, spec.byte_length, np.uint8)
+    return data.view(spec.numpy_dtype).reshape(shape)
+
+
+def same_bits(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def specs_of(leaves):
+    return tuple(LeafSpec(path, array.dtype.name, array.shape) for path, array in leaves.items())
+
+
+def save(path, leaves, *, program="ab" * 32, steps=3, position=None, template=None):
+    write_checkpoint(
+        path, leaves, program=program, template=template or specs_of(leaves), steps=steps, position=position or {}
+    )
+
+
+SMALL = {"ok": np.array(True), "w": np.array([1, 2], np.float32), "n": np.zeros((0, 2), np.int64)}
+
+
+@pytest.fixture
+def small(tmp_path):
+    save(tmp_path / "small", SMALL, position={"epoch": 1})
+    return (tmp_path / "small").read_bytes()
+
+
+def read(data, tmp_path):
+    (tmp_path / "read").write_bytes(data)
+    return read_checkpoint(tmp_path / "read")
+
+
+# Round trips.
+
+
+def test_every_dtype_comes_back_bit_for_bit(tmp_path):
+    leaves = {f"{dtype}/{shape}": random_array(dtype, shape) for dtype in STORED_AS for shape in SHAPES}
+    save(tmp_path / "a", leaves)
+    saved = read_checkpoint(tmp_path / "a")
+    assert list(saved.leaves) == list(leaves)
+    assert saved.template == specs_of(leaves)
+    for path, array in leaves.items():
+        assert same_bits(saved.leaves[path], array), path
+        assert saved.leaves[path].flags.aligned, path
+        assert not saved.leaves[path].flags.writeable
+
+
+def test_other_programs_read_it(tmp_path):
+    leaves = {dtype: random_array(dtype, (2, 3)) for dtype in STORED_AS}
+    save(tmp_path / "a", leaves)
+    found = dict(safetensors.deserialize((tmp_path / "a").read_bytes()))
+    assert {name: item["dtype"] for name, item in found.items()} == STORED_AS
+    for dtype, array in leaves.items():
+        assert found[dtype]["shape"] == ([2, 3, 2] if dtype == "complex128" else [2, 3])
+        assert bytes(found[dtype]["data"]) == array.tobytes()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    leaves=st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8),
+        st.tuples(st.sampled_from(sorted(STORED_AS)), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 99)),
+        max_size=6,
+    ),
+    position=st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"])),
+        st.recursive(
+            st.none()
+            | st.booleans()
+            | st.integers()
+            | st.floats(allow_nan=False, allow_infinity=False)
+            | st.text('a"\\'),
+            lambda items: st.lists(items, max_size=3) | st.dictionaries(st.text("ab"), items, max_size=3),
+            max_leaves=6,
+        ),
+        max_size=4,
+    ),
+    steps=st.integers(0, 2**63),
+)
+def test_anything_comes_back(tmp_path, leaves, position, steps):
+    arrays = {path: random_array(dtype, tuple(shape), seed) for path, (dtype, shape, seed) in leaves.items()}
+    save(tmp_path / "a", arrays, steps=steps, position=position)
+    saved = read_checkpoint(tmp_path / "a")
+    assert (saved.steps, saved.position, saved.template) == (steps, position, specs_of(arrays))
+    assert all(same_bits(saved.leaves[path], array) for path, array in arrays.items())
+    assert {name for name, _ in safetensors.deserialize((tmp_path / "a").read_bytes())} == set(arrays)
+
+
+def test_layouts_of_memory(tmp_path):
+    grid = np.arange(24, dtype=np.float32).reshape(4, 6)
+    big_endian = grid.astype(">f4")
+    leaves = {"fortran": np.asfortranarray(grid), "strided": grid[::2, ::-1], "foreign": big_endian}
+    write_checkpoint(
+        tmp_path / "a",
+        leaves,
+        program="p",
+        steps=0,
+        position={},
+        template=[LeafSpec(path, "float32", array.shape) for path, array in leaves.items()],
+    )
+    saved = read_checkpoint(tmp_path / "a").leaves
+    for path, array in leaves.items():
+        np.testing.assert_array_equal(saved[path], array)
+
+
+def test_template_order_and_keys_stay(tmp_path):
+    template = (LeafSpec("b", "bool", ()), LeafSpec("key", "uint32", (2,), "threefry2x32"), LeafSpec("a", "int8", (1,)))
+    save(tmp_path / "a", {spec.path: random_array(spec.dtype, spec.shape) for spec in template}, template=template)
+    saved = read_checkpoint(tmp_path / "a")
+    assert saved.template == template
+    assert list(saved.leaves) == ["b", "key", "a"]
+
+
+def test_the_name_that_safetensors_keeps_for_itself(tmp_path):
+    leaves = {"__metadata__": np.ones(1, np.float32), "__metadata__/": np.zeros(1, np.float32), "": np.array(3)}
+    save(tmp_path / "a", leaves)
+    saved = read_checkpoint(tmp_path / "a").leaves
+    assert all(same_bits(saved[path], array) for path, array in leaves.items())
+    names = {name for name, _ in safetensors.deserialize((tmp_path / "a").read_bytes())}
+    assert names == {"__metadata__/", "__metadata__//", ""}
+
+
+def test_golden_bytes(small):
+    header = (
+        b'{"__metadata__":{"format":"fixstep-checkpoint","version":"1",'
+        b'"sha256":"@","program":"' + b"ab" * 32 + b'","steps":"3","position":"{\\"epoch\\":1}",'
+        b'"template":"[{\\"path\\":\\"ok\\",\\"dtype\\":\\"bool\\",\\"shape\\":[],\\"key\\":null},'
+        b'{\\"path\\":\\"w\\",\\"dtype\\":\\"float32\\",\\"shape\\":[2],\\"key\\":null},'
+        b'{\\"path\\":\\"n\\",\\"dtype\\":\\"int64\\",\\"shape\\":[0,2],\\"key\\":null}]"},'
+        b'"n":{"dtype":"I64","shape":[0,2],"data_offsets":[0,0]},'
+        b'"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+        b'"ok":{"dtype":"BOOL","shape":[],"data_offsets":[8,9]}}'
+    )
+    blank = header.replace(b"@", b"0" * 64)
+    blank += b" " * (-(8 + len(blank)) % 64)
+    blank = struct.pack("<Q", len(blank)) + blank + bytes.fromhex("0000803f 00000040 01")
+    assert small == resealed(blank)
+    assert small.index(b'"sha256":"') + 10 == 8 + 71  # where docs/checkpoint.md says that the digits are
+
+
+def resealed(data):
+    """The same file with the right SHA-256."""
+    import hashlib
+
+    start = data.index(b'"sha256":"') + 10
+    blank = data[:start] + b"0" * 64 + data[start + 64 :]
+    return data[:start] + hashlib.sha256(blank).hexdigest().encode() + data[start + 64 :]
+
+
+def test_same_input_same_bytes(tmp_path, small):
+    save(tmp_path / "again", SMALL, position={"epoch": 1})
+    assert (tmp_path / "again").read_bytes() == small
+
+
+# Damage.
+
+
+def test_every_flipped_byte_is_refused(small, tmp_path):
+    read(small, tmp_path)
+    for position in range(len(small)):
+        for mask in (1 << position % 8, 0xFF):
+            damaged = bytearray(small)
+            damaged[position] ^= mask
+            with pytest.raises(CheckpointError):
+                read(damaged, tmp_path)
+        with pytest.raises(CheckpointError):
+            verify_checkpoint(tmp_path / "read")
+
+
+def test_every_truncation_is_refused(small, tmp_path):
+    for length in range(len(small)):
+        with pytest.raises(CheckpointError):
+            read(small[:length], tmp_path)
+
+
+def with_header(data, change):
+    """A file with a changed header, sealed again: wrong on purpose, not by damage."""
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + length])
+    body = change(header) or data[8 + length :]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return resealed(struct.pack("<Q", len(text)) + text + body)
+
+
+def metadata(**values):
+    return lambda data: with_header(data, lambda header: header["__metadata__"].update(values))
+
+
+def tensor(name, **values):
+    return lambda data: with_header(data, lambda header: header.setdefault(name, {}).update(values))
+
+
+def without(name):
+    return lambda data: with_header(data, lambda header: header.pop(name) and None)
+
+
+def raw_header(text):
+    padded = text + b" " * (-len(text) % 8)
+    return lambda data: struct.pack("<Q", len(padded)) + padded
+
+
+def template_with(**values):
+    leaf = {"path": "w", "dtype": "float32", "shape": [2], "key": None, **values}
+    return metadata(template=json.dumps([leaf]))
+
+
+BAD = {
+    "empty": (lambda data: b"", "0 bytes, too short to be a safetensors file"),
+    "short": (lambda data: b"1234567", "7 bytes, too short"),
+    "huge header": (lambda data: b"\xff" * 100, "a header of 18446744073709551615 bytes is stated, at most 100000000"),
+    "long header": (lambda data: struct.pack("<Q", 96) + bytes(92), "a header of 96 bytes .* in a file of 100 bytes"),
+    "odd header": (
+        lambda data: struct.pack("<Q", 9) + bytes(92),
+        "a header of 9 bytes is stated, expected a multiple of 8",
+    ),
+    "no JSON": (raw_header(b"hello"), "not JSON"),
+    "list": (raw_header(b"[]"), "the header is not a JSON object"),
+    "twice": (raw_header(b'{"a":1,"a":1}'), "the key 'a' occurs twice"),
+    "deep": (raw_header(b"[" * 10_000), "nested 10000 deep"),
+    "metadata": (raw_header(b'{"__metadata__":{"a":1}}'), "the metadata is not an object of texts"),
+    "foreign": (raw_header(b'{"__metadata__":{"format":"pt"}}'), "not a fixstep checkpoint: its format is 'pt'"),
+    "no metadata": (raw_header(b"{}"), "not a fixstep checkpoint: its format is None"),
+    "newer": (metadata(version="2"), "checkpoint version 2, and this fixstep reads 1: use the fixstep that wrote it"),
+    "version": (metadata(version="x"), "do not stand at the start of the header"),
+    "place": (lambda data: data.replace(b'"format":', b'"format" :'), "do not stand at the start of the header"),
+    "digest": (lambda data: resealed(data).replace(b"\x01", b"\x00"), "damaged: expected SHA-256 .*, got "),
+    "steps": (metadata(steps="-1"), "the metadata's steps are '-1', expected an integer from 0"),
+    "position": (metadata(position="[]"), "the metadata's position is a list, expected an object"),
+    "position JSON": (metadata(position="{"), "not JSON"),
+    "position NaN": (metadata(position='{"a":NaN}'), "NaN is not a JSON number"),
+    "template": (metadata(template="{}"), "template: expected a list, got {}"),
+    "template leaf": (metadata(template="[1]"), "template/0: expected an object, got 1"),
+    "template dtype": (template_with(dtype="float33"), "template/0/dtype: unknown dtype 'float33'"),
+    "template shape": (template_with(shape=[2**62, 4]), r"template/0/shape: expected fewer than 2\*\*63 bytes"),
+    "template twice": (
+        metadata(template=json.dumps([{"path": "w", "dtype": "float32", "shape": [2], "key": None}] * 2)),
+        "the leaf path 'w' occurs twice",
+    ),
+    "missing": (without("w"), r"w: expected F32\[2\], missing"),
+    "extra": (tensor("v", dtype="F32", shape=[], data_offsets=[9, 13]), "v: unexpected"),
+    "dtype": (tensor("w", dtype="I32"), r"w: expected F32\[2\], got 'I32' with shape \[2\]"),
+    "shape": (tensor("w", shape=[1, 2]), r"w: expected F32\[2\], got 'F32' with shape \[1, 2\]"),
+    "bool shape": (tensor("w", shape=[True]), r"w: expected F32\[2\], got 'F32' with shape \[True\]"),
+    "float shape": (tensor("w", shape=[2.0]), r"w: expected F32\[2\], got 'F32' with shape \[2.0\]"),
+    "key": (tensor("w", more=1), r"w: expected F32\[2\], got {"),
+    "offsets": (tensor("w", data_offsets=[0]), r"w: expected F32\[2\], got the offsets \[0\]"),
+    "negative": (tensor("w", data_offsets=[-8, 0]), r"w: expected F32\[2\], got the offsets -8 to 0"),
+    "length": (tensor("w", data_offsets=[0, 4]), r"got the offsets 0 to 4, not 8 bytes"),
+    "alignment": (tensor("w", data_offsets=[1, 9]), r"got the offsets 1 to 9, not 8 bytes at a multiple of 4"),
+    "overlap": (tensor("ok", data_offsets=[0, 1]), "leave a hole or overlap at byte 1"),
+    "hole": (tensor("ok", data_offsets=[9, 10]), "leave a hole or overlap at byte 8"),
+    "cut": (lambda data: data[:-1], "the tensors have 9 bytes, the file holds 8 of data"),
+    "trailing": (lambda data: resealed(data + b"\0"), "the tensors have 9 bytes, the file holds 10 of data"),
+    "bool": (lambda data: resealed(data[:-1] + b"\2"), "ok: a bool is neither 0 nor 1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_named(name, small, tmp_path):
+    make, message = BAD[name]
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read(make(small), tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'read'}: ")
+
+
+def test_tensors_may_stand_in_another_order(small, tmp_path):
+    def reorder(header):
+        header["ok"]["data_offsets"], header["w"]["data_offsets"] = [0, 1], [4, 12]
+        header["w"]["data_offsets"] = [4, 12]
+
+    with pytest.raises(CheckpointError, match="leave a hole or overlap at byte 1"):
+        read(with_header(small, reorder), tmp_path)
+
+    def backwards(header):
+        for name in [name for name in header if name != "__metadata__"][::-1]:
+            header[name] = header.pop(name)
+
+    assert same_bits(read(with_header(small, backwards), tmp_path).leaves["w"], SMALL["w"])
+
+
+# Writing.
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    path = tmp_path / "a"
+    for options, message in [
+        ({"position": {"a": {"best": float("inf")}}}, "position/a/best: inf, which JSON cannot hold"),
+        ({"position": {"a": [np.int64(1)]}}, "position/a/0: a int64, which JSON cannot hold"),
+        ({"position": {"a": {1: 2}}}, "position/a: the key 1 is not text"),
+        ({"steps": -1}, "steps: expected an integer from 0, got -1"),
+        ({"program": ""}, "program: expected a digest, got ''"),
+        ({"template": (LeafSpec("w", "float64", (2,)),)}, r"w: expected float64\[2\], got float32\[2\]"),
+        ({"template": (LeafSpec("v", "float32", (2,)),)}, "v: expected .*, missing"),
+    ]:
+        with pytest.raises(
+            CheckpointError, match=f"{path}: cannot be written: (?s:.*){message}(?s:.*)\nNothing was written"
+        ):
+            save(path, {"w": np.zeros(2, np.float32)}, **options)
+    with pytest.raises(CheckpointError, match=r"cannot be written: .*surrogates"):
+        save(path, {"\ud800": np.zeros(2, np.float32)})
+    with pytest.raises(CheckpointError, match=f"Make the folder {tmp_path / 'no'} first"):
+        save(tmp_path / "no" / "a", SMALL)
+    with pytest.raises(CheckpointError, match=r"cannot read it: No such file or directory. Check the path"):
+        read_checkpoint(path)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", sorted(_files._ADVICE))
+def test_every_refusal_of_the_system_has_advice(code, tmp_path):
+    exc = OSError(code, os.strerror(code))
+    message = _files.explain_os_error("write", tmp_path / "a", exc)
+    assert message.startswith(f"{tmp_path / 'a'}: cannot write it: {os.strerror(code)}. ")
+    assert message.endswith("What was there before is unchanged.")
+
+
+def test_an_error_in_the_middle_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    def write(file):
+        file.write(b"new")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _files.write_atomically(path, write)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_the_disk_has_the_data_before_the_name_and_then_the_name(tmp_path, monkeypatch):
+    calls = []
+    kind = {True: "folder", False: "file"}
+    fsync, replace = os.fsync, os.replace
+
+    def record_fsync(handle):
+        calls.append(f"fsync {kind[stat.S_ISDIR(os.fstat(handle).st_mode)]}")
+        fsync(handle)
+
+    def record_replace(old, new):
+        calls.append(f"rename, {os.path.getsize(old)} bytes")
+        replace(old, new)
+
+    monkeypatch.setattr(_files.os, "fsync", record_fsync)
+    monkeypatch.setattr(_files.os, "replace", record_replace)
+    _files.write_atomically(tmp_path / "a", lambda file: file.write(b"data"))
+    assert calls == ["fsync file", "rename, 4 bytes", "fsync folder"]
+
+
+# Processes that die and disks that are full.
+
+CHILD = """
+import os, signal, sys
+import numpy as np
+from pathlib import Path
+from fixstep.runtime import _files
+from fixstep.runtime._checkpoint import CheckpointDirectory, write_checkpoint
+from fixstep.runtime._signature import LeafSpec
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+folder, element_count = Path(sys.argv[1]), int(sys.argv[2])
+template = [LeafSpec("w", "float32", (element_count,)), LeafSpec("v", "float32", (element_count,))]
+files = CheckpointDirectory(folder)
+
+def save(step):
+    leaves = {spec.path: np.full(spec.shape, step, np.float32) for spec in template}
+    files.save(step, lambda path: write_checkpoint(
+        path, leaves, program="p", template=template, steps=step, position={"step": step}))
+    files.prune(2)
+
+"""
+
+
+def child(code, *arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD + code, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def check_newest(folder, at_least):
+    """The newest checkpoint is whole, of one step, and not older than `at_least`."""
+    latest = CheckpointDirectory(folder).latest()
+    assert latest.notes == ()
+    saved = read_checkpoint(latest.path)
+    assert saved.steps >= at_least
+    assert saved.position == {"step": saved.steps}
+    assert all(set(array.tolist()) == {float(saved.steps)} for array in saved.leaves.values())
+    return saved.steps
+
+
+KILLED_AT = {
+    "half written": "_files.os.fsync = die",
+    "before the rename": "_files.os.replace = die",
+    "after the rename": "_files.sync_folder = die",
+    "before pruning": "CheckpointDirectory.prune = die",
+    "amid pruning": "Path.unlink = die",
+}
+
+
+@pytest.mark.parametrize("moment", KILLED_AT)
+def test_killed_at_a_moment(moment, tmp_path):
+    with child(f"save(1); save(2)\n{KILLED_AT[moment]}\nsave(3)\nprint('alive')", tmp_path, 100) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (-signal.SIGKILL, "", "")
+    renamed = moment not in ("half written", "before the rename")
+    assert check_newest(tmp_path, 2) == (3 if renamed else 2)
+    others = [name for name in os.listdir(tmp_path) if not name.endswith(".safetensors")]
+    assert len(others) == (0 if renamed else 1)
+    assert all(_files._PARTIAL.fullmatch(name) for name in others)
+
+
+def test_killed_in_the_middle_of_saving_in_a_loop(tmp_path):
+    code = "step = int(sys.argv[3])\nwhile True:\n    step += 1\n    save(step)\n    print(step, flush=True)"
+    rng = np.random.default_rng(0)
+    step = 0
+    for _ in range(6):
+        with child(code, tmp_path, 300_000, step) as process:
+            step = int(process.stdout.readline())
+            time.sleep(float(rng.uniform(0, 0.05)))
+            process.kill()
+            step = max([step, *map(int, process.stdout.read().split())])
+        step = check_newest(tmp_path, step)
+    assert len([name for name in os.listdir(tmp_path) if name.endswith(".safetensors")]) <= 3
+
+
+def test_leftovers_are_removed_once_they_are_old(tmp_path):
+    old, fresh, other = (tmp_path / f".fixstep-{digit * 16}.partial" for digit in "01x")
+    for path in (old, fresh, other):
+        path.write_bytes(b"half")
+    for path in (old, other):
+        os.utime(path, (time.time() - 7200,) * 2)
+    CheckpointDirectory(tmp_path).save(1, lambda path: save(path, SMALL))
+    assert sorted(os.listdir(tmp_path)) == [fresh.name, other.name, "step-00000001.safetensors"]
+
+
+def test_a_file_over_the_limit_leaves_the_old_one(tmp_path):
+    code = (
+        "save(1)\nimport resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "from fixstep.targets.errors import CheckpointError\n"
+        "template[:] = [LeafSpec('w', 'float32', (50_000,))]\n"
+        "try:\n    save(2)\nexcept CheckpointError as exc:\n    print(exc)"
+    )
+    with child(code, tmp_path, 1000) as process:
+        out, err = process.communicate(timeout=60)
+    assert err == ""
+    assert re.search(
+        r"step-00000002.safetensors: cannot write it: File too large. The system limits the size of files here.*"
+        "What was there before is unchanged",
+        out,
+    )
+    assert os.listdir(tmp_path) == ["step-00000001.safetensors"]
+    check_newest(tmp_path, 1)
+
+
+@pytest.fixture
+def little_disk(tmp_path):
+    """A file system of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = sys.platform == "linux" and os.geteuid() == 0
+    if mounted:
+        command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+        mounted = subprocess.run(command, capture_output=True).returncode == 0
+    if not mounted:
+        pytest.skip("this process may not mount a file system; the limit on the size of files is tested without one")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_leaves_the_old_file(little_disk):
+    path = little_disk / "a"
+    old = {"w": np.ones(20_000, np.float32)}
+    save(path, old)
+    with pytest.raises(
+        CheckpointError, match=f"{path}: cannot write it: No space left on device. Free some space"
+    ) as caught:
+        save(path, {"w": np.zeros(60_000, np.float32)})
+    assert isinstance(caught.value.__cause__, OSError)
+    assert os.listdir(little_disk) == ["a"]
+    assert same_bits(read_checkpoint(path).leaves["w"], old["w"])
+
+
+def test_saving_makes_no_second_copy_of_the_state(tmp_path):
+    code = (
+        "save(1)\nimport resource\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "leaves = {spec.path: np.full(spec.shape, 1, np.float32) for spec in template}\n"
+        "write_checkpoint(folder / 'a', leaves, program='p', template=template, steps=1, position={})\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    with child(code, tmp_path, 8_000_000) as process:  # 64 MB in two leaves
+        out, err = process.communicate(timeout=60)
+    assert err == ""
+    assert int(out) < 16_000  # KiB; the leaves of the first save were released before
+
+
+# The folder.
+
+
+def test_a_folder_of_checkpoints(tmp_path):
+    files = CheckpointDirectory(tmp_path / "runs" / "a")
+    assert files.latest().path is None
+    assert files.files() == []
+    paths = [files.save(step, lambda path: save(path, SMALL)) for step in (1, 120, 99_999_999, 123_456_789)]
+    assert [path.name for path in paths] == [
+        "step-00000001.safetensors",
+        "step-00000120.safetensors",
+        "step-99999999.safetensors",
+        "step-123456789.safetensors",
+    ]
+    (tmp_path / "runs" / "a" / "notes.txt").write_text("mine")
+    (tmp_path / "runs" / "a" / "step-7.safetensors").write_text("mine")
+    assert files.files() == paths[::-1]
+    assert CheckpointDirectory(tmp_path / "runs" / "a").latest().path == paths[-1]
+    files.prune(2)
+    assert files.files() == paths[:1:-1]
+    assert len(os.listdir(tmp_path / "runs" / "a")) == 4
+
+
+def test_a_damaged_newest_is_passed_over(tmp_path, small):
+    files = CheckpointDirectory(tmp_path / "runs")
+    paths = [files.save(step, lambda path: save(path, SMALL)) for step in (1, 2, 3)]
+    paths[2].write_bytes(small[:-1])
+    paths[1].write_bytes(b"")
+    latest = CheckpointDirectory(tmp_path / "runs").latest()
+    assert latest.path == paths[0]
+    assert [str(path) in note for path, note in zip(paths[:0:-1], latest.notes, strict=True)] == [True, True]
+    assert "too short" in latest.notes[1]
+    paths[0].unlink()
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint in the folder can be read:\n.*step-00000003(?s:.*)step-00000002"
+    ):
+        CheckpointDirectory(tmp_path / "runs").latest()
+
+
+def test_pruning_counts_whole_checkpoints_only(tmp_path):
+    files = CheckpointDirectory(tmp_path)
+    paths = [files.save(step, lambda path: save(path, SMALL)) for step in (1, 2, 3, 9)]
+    paths[-1].write_bytes(b"damaged")
+    resumed = CheckpointDirectory(tmp_path)
+    assert resumed.latest().path == paths[2]
+    fourth = resumed.save(4, lambda path: save(path, SMALL))
+    resumed.prune(2)
+    assert resumed.files() == [paths[3], fourth, paths[2]]
+    resumed.prune(1)
+    assert fourth in resumed.files()
+    with pytest.raises(ValueError, match="keep: expected at least 1 checkpoint, got 0"):
+        resumed.prune(0)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=f"{tmp_path / 'file' / 'runs'}: cannot make it: Not a directory"):
+        CheckpointDirectory(tmp_path / "file" / "runs").save(1, lambda path: save(path, SMALL))
+    with pytest.raises(CheckpointError, match=f"{tmp_path / 'file'}: cannot read it: Not a directory"):
+        CheckpointDirectory(tmp_path / "file").latest()
+
+
+def test_a_failed_save_keeps_what_was_there(tmp_path):
+    files = CheckpointDirectory(tmp_path)
+    first = files.save(1, lambda path: save(path, SMALL))
+    with pytest.raises(CheckpointError, match="steps: expected"):
+        files.save(2, lambda path: save(path, SMALL, steps=-1))
+    assert files.latest().path == first
+
+
+def test_explain_mismatch():
+    expected = [
+        LeafSpec("a", "float32", (2,)),
+        LeafSpec("b", "float32", ()),
+        LeafSpec("key", "uint32", (2,), "threefry2x32"),
+        LeafSpec("same", "int32", ()),
+    ]
+    got = [
+        LeafSpec("same", "int32", ()),
+        LeafSpec("", "int8", (1,)),
+        LeafSpec("a", "float16", (2, 1)),
+        LeafSpec("key", "uint32", (2,)),
+    ]
+    assert explain_mismatch(expected, got).splitlines() == [
+        "  a: expected float32[2], got float16[2,1]",
+        "  key: expected uint32[2] (a threefry2x32 key), got uint32[2]",
+        "  b: expected float32[], missing",
+        "  <the state itself>: unexpected, got int8[1]",
+    ]
+    assert explain_mismatch(expected, expected) == ""
+    assert explain_mismatch(expected[:2], expected[1::-1]) == "  the same leaves in another order"
+
+
+def test_the_table_of_dtypes_is_complete():
+    names = {name for name in dir(ml_dtypes) if isinstance(getattr(ml_dtypes, name), type)}
+    for name in names - STORED_AS.keys():
+        try:
+            dtype_from_name(name)
+        except ValueError:
+            continue
+        pytest.fail(f"{name} can be a leaf, and no test stores one")
