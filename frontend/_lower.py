@@ -27,6 +27,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from fixstep.frontend._fixpoint import Template
 from fixstep.frontend._locations import user_line
+from fixstep.frontend.rewrites import _walk as walk
 from fixstep.frontend.rewrites import rewrite_function, rewrite_module, unlowerable_operations
 from fixstep.runtime._manifest import Group, leaf_to_json
 from fixstep.runtime._signature import LeafSpec
@@ -184,28 +185,18 @@ def _refusal(problems: list[str]) -> str:
 
 def _append(combined: Any, module: Any, function: Function) -> None:
     """Move the functions of `module` to `combined`, `main` under the function's name, the others prefixed with it."""
-    names = {
-        str(ir.StringAttr(op.attributes["sym_name"]).value): (
-            function.name
-            if ir.StringAttr(op.attributes["sym_name"]).value == "main"
-            else f"{function.name}.{ir.StringAttr(op.attributes['sym_name']).value}"
-        )
-        for op in module.body.operations
-        if "sym_name" in op.attributes
-    }
 
-    def rename(op: Any) -> Any:
-        for name in list(op.attributes):
-            attribute = op.attributes[name]
-            if isinstance(attribute, ir.FlatSymbolRefAttr):
-                op.attributes[name] = ir.FlatSymbolRefAttr.get(names.get(attribute.value, attribute.value))
-        return ir.WalkResult.ADVANCE
+    def renamed(name: str) -> str:
+        return function.name if name == "main" else f"{function.name}.{name}"
 
+    for op in walk.operations(module):
+        for attribute in walk.CALLS:
+            if attribute in op.attributes:
+                op.attributes[attribute] = ir.FlatSymbolRefAttr.get(renamed(walk.callee(op) or ""))
     for op in list(module.body.operations):
-        op.operation.walk(rename)
-        old = ir.StringAttr(op.attributes["sym_name"]).value
-        op.attributes["sym_name"] = ir.StringAttr.get(names[old])
-        if old == "main":
+        name = walk.symbol(op)
+        op.attributes["sym_name"] = ir.StringAttr.get(renamed(name))
+        if name == "main":
             _add_storage_arguments(op, function.stored_results)
         combined.body.append(op.operation.clone())
 
@@ -228,23 +219,13 @@ def _add_storage_arguments(op: Any, stored: Sequence[LeafSpec]) -> None:
 
 def _line_map(module: Any, text: str) -> dict[int, str]:
     """The user's line of each line of the text: the parsed text has the same operations in the same order."""
-    written: list[Any] = []
-    origins: list[Any] = []
-
-    def collect(into: list[Any]) -> Callable[[Any], Any]:
-        def visit(op: Any) -> Any:
-            into.append(op.location)
-            return ir.WalkResult.ADVANCE
-
-        return visit
-
-    ir.Module.parse(text).operation.walk(collect(written))
-    module.operation.walk(collect(origins))
+    written = walk.operations(ir.Module.parse(text))
+    origins = walk.operations(module)
     lines: dict[int, str] = {}
     for place, origin in zip(written, origins, strict=True):
-        line = user_line(origin)
-        if line is not None and isinstance(place, ir.FileLineColLoc):
-            lines.setdefault(place.start_line, line)
+        line = user_line(origin.location)
+        if line is not None and isinstance(place.location, ir.FileLineColLoc):
+            lines.setdefault(place.location.start_line, line)
     return lines
 
 
