@@ -219,10 +219,9 @@ def _add_storage_arguments(op: Any, stored: Sequence[LeafSpec]) -> None:
 
 def _line_map(module: Any, text: str) -> dict[int, str]:
     """The user's line of each line of the text: the parsed text has the same operations in the same order."""
-    written = walk.operations(ir.Module.parse(text))
-    origins = walk.operations(module)
+    parsed = ir.Module.parse(text)  # held here: its operations do not keep it alive
     lines: dict[int, str] = {}
-    for place, origin in zip(written, origins, strict=True):
+    for place, origin in zip(walk.operations(parsed), walk.operations(module), strict=True):
         line = user_line(origin.location)
         if line is not None and isinstance(place.location, ir.FileLineColLoc):
             lines.setdefault(place.location.start_line, line)
