@@ -29,6 +29,7 @@ from fixstep.targets.errors import FixstepError, MismatchError, NonFiniteError
 Run = Callable[[argparse.Namespace], int | None]
 Configure = Callable[[argparse.ArgumentParser], Run]
 
+GROUP = "fixstep.commands"
 DONE, CHECK_FAILED, WRONG_INPUT, FAULT = 0, 1, 2, 70
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 141
@@ -116,7 +117,7 @@ def _dispatch(argv: list[str]) -> int:
 
 def _commands() -> Mapping[str, importlib.metadata.EntryPoint]:
     """The registered commands: the known ones in their order, then others by name."""
-    found = {point.name: point for point in importlib.metadata.entry_points(group="fixstep.commands")}
+    found = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
     order = [*_SUMMARIES, *sorted(found.keys() - _SUMMARIES.keys())]
     return {name: found[name] for name in order if name in found}
 
