@@ -16,11 +16,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src import config
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -84,9 +85,14 @@ def lower(template: Template) -> Lowered:
     Raises:
         CompileError: naming each operation, with the user's line, that no target can run.
     """
+    _refuse(
+        f"  {call}, in {name}: the device cannot call Python; return the value as a metric instead"
+        for name, calls in template.host_calls.items()
+        for call in calls
+    )
     functions = tuple(_functions(template))
     with jax.enable_x64(template.x64):
-        references = {function.name: _export(function.body, function).serialize() for function in functions}
+        references = {function.name: _reference(function) for function in functions}
         with mlir.make_ir_context() as context, ir.Location.unknown():
             context.allow_unregistered_dialects = True
             combined = ir.Module.create()
@@ -95,8 +101,7 @@ def lower(template: Template) -> Lowered:
                 module = _rewritten(context, function)
                 problems += _problems(function.name, module)
                 _append(combined, module, function)
-            if problems:
-                raise CompileError(_refusal(problems))
+            _refuse(problems)
             text = combined.operation.get_asm()
             lines = _line_map(combined, text)
     return Lowered(text, lines, functions, references, _digest(functions, text))
@@ -150,18 +155,19 @@ def _accumulate(
     return added
 
 
+def _reference(function: Function) -> bytes:
+    # Without locations: they hold paths of this machine, and the whole stack of whoever called `compile`.
+    with config.traceback_in_locations_limit(0):
+        return bytes(_export(function.body, function).serialize())
+
+
 def _export(body: Callable[..., Any], function: Function) -> Any:
     structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.numpy_dtype) for g in function.arguments for leaf in g.leaves]
-    # Unused arguments are kept: the calling convention has every leaf. Custom calls are judged afterwards, by name.
-    return jax.export.export(
-        jax.jit(body, keep_unused=True),
-        platforms=["cpu"],
-        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS],
-    )(*structs)
-
-
-# Host callbacks are refused by us, with the user's line, instead of by jax.export without one.
-_CUSTOM_CALLS = ("xla_python_cpu_callback", "xla_ffi_python_cpu_callback", "xla_ffi_partitioned_python_cpu_callback")
+    # Unused arguments are kept: the calling convention has every leaf.
+    try:
+        return jax.export.export(jax.jit(body, keep_unused=True), platforms=["cpu"])(*structs)
+    except (ValueError, NotImplementedError) as exc:  # an operation that JAX does not export; the step itself traces
+        raise CompileError(f"JAX does not export {function.name}: {str(exc).splitlines()[0]}") from exc
 
 
 def _rewritten(context: Any, function: Function) -> Any:
@@ -178,9 +184,10 @@ def _problems(name: str, module: Any) -> list[str]:
     ]
 
 
-def _refusal(problems: list[str]) -> str:
+def _refuse(problems: Iterable[str]) -> None:
     unique = list(dict.fromkeys(problems))
-    return "\n".join(["the program uses operations that cannot be compiled:", *unique])
+    if unique:
+        raise CompileError("\n".join(["the program uses operations that cannot be compiled:", *unique]))
 
 
 def _append(combined: Any, module: Any, function: Function) -> None:
