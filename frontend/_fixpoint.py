@@ -29,9 +29,9 @@ from fixstep.frontend._flat import (
     Split,
     Trace,
     flat_function,
-    split_metrics,
+    metrics_splitter,
     split_outputs,
-    split_step,
+    step_splitter,
     trace,
 )
 from fixstep.frontend._initial import Initial, initial_state
@@ -167,7 +167,7 @@ def _sum_dtype(dtype: str) -> str:
         metric = jax.ShapeDtypeStruct((), LeafSpec("", dtype, ()).numpy_dtype)
         try:
             return str(jax.eval_shape(lambda total, value: total + value, zero, metric).dtype.name)
-        except TypeError:  # the eight-bit floats do not promote by themselves; float32 holds them all
+        except ValueError:  # the eight-bit floats do not promote by themselves; float32 holds them all
             return "float32"
 
 
@@ -222,7 +222,7 @@ def _trace_step(program: Program, state: Layout, batch: Layout, history: Sequenc
         moved = [i for i in range(len(history[0])) if history[0][i] != history[-1][i]]
         lines = [f"\n    {shown_path(history[0][i].path, 'state')}: {leaf_history(history, i)}" for i in moved[:10]]
         hint = f"\n  traced in round {len(history)}, after the step had changed these state leaves:{''.join(lines)}"
-    return trace("step", program.step, (state, batch), split_step, x64=x64, hint=hint)
+    return trace("step", program.step, (state, batch), step_splitter(state), x64=x64, hint=hint)
 
 
 def _returned_types(seed: Layout, types: Types, output: Output) -> Types:
@@ -257,12 +257,9 @@ def _moving(history: Sequence[Types]) -> list[int]:
 def _shape_error(
     program: Program, seed: Layout, batch: Layout, history: list[Types], step: Trace, *, x64: bool
 ) -> FixpointError:
-    first, last = history[-2], history[-1]
-    advice = {
-        i: shape_advice(old, new, batch)
-        for i, (old, new) in enumerate(zip(first, last, strict=True))
-        if (old.shape, old.key) != (new.shape, new.key)
-    }
+    changed = zip(history[-2], history[-1], strict=True)
+    wrong = [i for i, (old, new) in enumerate(changed) if (old.shape, old.key) != (new.shape, new.key)]
+    before = len(history) - 2
     for _ in range(_SHAPE_ROUNDS - 1):
         state = dataclasses.replace(seed, leaves=history[-1])
         try:
@@ -270,6 +267,7 @@ def _shape_error(
             history = [*history, _returned_types(seed, history[-1], again.outputs[0])]
         except (FixpointError, ProgramError):  # the step does not take what it returned: one move says enough
             break
+    advice = {i: shape_advice([types[i] for types in history[before:]], batch) for i in wrong}
     reason = "the state has no fixed point: the step changes the shape of its leaves:"
     return no_fixpoint(reason, history, _moving(history), step.closed, batch, advice)
 
@@ -319,10 +317,13 @@ def infer_template(program: Program) -> Template:
         state = dataclasses.replace(initial.layout, leaves=fixpoint.types)
         traces = {"step": fixpoint.step}
         if program.evaluate:
-            traces["evaluate"] = trace("evaluate", program.evaluate, (state, batch), split_metrics, x64=x64)
+            traces["evaluate"] = trace("evaluate", program.evaluate, (state, batch), metrics_splitter(state), x64=x64)
         if program.predict:
             traces["predict"] = trace("predict", program.predict, (state, inputs), split_outputs, x64=x64)
-    notes = [*_x64_notes(wide), *dict.fromkeys(f"JAX gives a 32-bit type instead: {text}" for text in truncated)]
+    notes = [
+        *_x64_notes(wide),
+        *dict.fromkeys(f"JAX gives 32 bits where 64 are asked for: {text}" for text in truncated),
+    ]
     notes += [
         str(c) for name, traced in traces.items() for c in find_captures(traced.closed, getattr(program, name), name)
     ]
@@ -351,7 +352,7 @@ def _template(
     metrics = fixpoint.step.outputs[1].strong_leaves
     evaluation = traces["evaluate"].outputs[0].strong_leaves if "evaluate" in traces else ()
     outputs = traces["predict"].outputs[0].strong_leaves if "predict" in traces else ()
-    step: Any = flat_function(program.step, (state, batch), split_step, (state.leaves, metrics))
+    step: Any = flat_function(program.step, (state, batch), step_splitter(state), (state.leaves, metrics))
     return Template(
         program=program,
         state_layout=state,
@@ -368,7 +369,7 @@ def _template(
         host_calls={name: find_effects(traced.closed) for name, traced in traces.items()},
         flat_init=initial.flat_init(state.leaves),
         flat_step=step,
-        flat_evaluate=_only(program.evaluate, (state, batch), split_metrics, evaluation),
+        flat_evaluate=_only(program.evaluate, (state, batch), metrics_splitter(state), evaluation),
         flat_predict=_only(program.predict, (state, inputs), split_outputs, outputs),
     )
 

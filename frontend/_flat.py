@@ -105,24 +105,42 @@ def _output(part: Flat, avals: Sequence[Any]) -> Output:
     return Output(dataclasses.replace(part.layout, leaves=specs), weak)
 
 
-def split_step(returned: Any) -> tuple[Flat, ...]:
-    """The state and the metrics that a step returned.
+def step_splitter(taken: Layout) -> Split:
+    """Takes what a step returned apart: the state, and the metrics.
 
-    Raises:
+    Raises (the splitter):
         ProgramError: if it is no pair, or a part holds leaves that are no arrays.
     """
-    if not isinstance(returned, tuple | list) or len(returned) != 2:
-        shape = f"{len(returned)} values" if isinstance(returned, tuple | list) else f"a {type(returned).__name__}"
-        raise ProgramError(f"step: expected it to return a pair (state, metrics), got {shape}")
-    state, metrics = returned
-    return flatten(state, "state that step returns", static=True), *split_metrics(metrics)
+
+    def split(returned: Any) -> tuple[Flat, ...]:
+        if not isinstance(returned, tuple | list) or len(returned) != 2:
+            got = f"{len(returned)} values" if isinstance(returned, tuple | list) else f"a {type(returned).__name__}"
+            raise ProgramError(f"step: expected it to return a pair (state, metrics), got {got}")
+        state, metrics = returned
+        if taken.leaves and jax.tree.structure(metrics) == taken.treedef != jax.tree.structure(state):
+            raise ProgramError(
+                "step: expected a pair (state, metrics), got them in the other order: the state is first"
+            )
+        return flatten(state, "state that step returns", static=True), _metrics(metrics)
+
+    return split
 
 
-def split_metrics(metrics: Any) -> tuple[Flat, ...]:
+def metrics_splitter(taken: Layout) -> Split:
+    """Takes what `evaluate` returned apart: metrics alone."""
+
+    def split(returned: Any) -> tuple[Flat, ...]:
+        pair = isinstance(returned, tuple | list) and len(returned) == 2
+        if pair and taken.leaves and jax.tree.structure(returned[0]) == taken.treedef:
+            raise ProgramError("evaluate: expected it to return metrics alone, got a pair that begins with the state")
+        return (_metrics(returned),)
+
+    return split
+
+
+def _metrics(metrics: Any) -> Flat:
     """The metrics; a bare array or number is the loss."""
-    if jax.tree_util.all_leaves([metrics]):
-        metrics = {"loss": metrics}
-    return (flatten(metrics, "metrics"),)
+    return flatten({"loss": metrics} if jax.tree_util.all_leaves([metrics]) else metrics, "metrics")
 
 
 def split_outputs(outputs: Any) -> tuple[Flat, ...]:

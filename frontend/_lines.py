@@ -17,6 +17,7 @@ from jax.extend import core
 # The wrapper in which a trace of the user's function begins: frames further out belong to whoever started the trace.
 BOUNDARY = "_call_user"
 
+_UNKNOWN = "a line that is not known"
 _HERE = str(Path(__file__).resolve().parent)
 _JAX = str(Path(jax.__file__).resolve().parent)
 _STANDARD = sysconfig.get_path("stdlib")
@@ -42,7 +43,8 @@ class Line:
         with contextlib.suppress(ValueError):
             path = path.relative_to(Path.cwd())
         code = linecache.getline(self.file, self.number).strip()
-        return f"{path}:{self.number}, in {self.function}" + (f": {code}" if code else "")
+        function = self.function.rpartition("<locals>.")[2]
+        return f"{path}:{self.number}, in {function}" + (f": {code}" if code else "")
 
 
 def _innermost(frames: Iterable[tuple[str, int, str]]) -> tuple[Line | None, bool]:
@@ -55,7 +57,7 @@ def _innermost(frames: Iterable[tuple[str, int, str]]) -> tuple[Line | None, boo
     for file, number, function in frames:
         if function == BOUNDARY and file.startswith(_HERE):
             return library, True
-        if file.startswith((_JAX, _HERE, "<")):
+        if file.startswith((_JAX, _HERE, "<frozen")):
             continue
         line = Line(file, number, function)
         installed = "site-packages" in file or "dist-packages" in file or file.startswith(_STANDARD)
@@ -72,6 +74,12 @@ def line_of_error(error: BaseException) -> Line | None:
     return _innermost(reversed(frames[starts[-1] :] if starts else frames))[0]
 
 
+def line_of_stack() -> Line | None:
+    """The user's line that is being executed, or None where no frame of theirs is on the stack."""
+    frames = [(frame.f_code.co_filename, number, frame.f_code.co_name) for frame, number in traceback.walk_stack(None)]
+    return _innermost(frames)[0]
+
+
 def line_of_equation(equation: Any) -> Line | None:
     """The user's line that an equation of a jaxpr was traced from, or None where none is known."""
     trace = equation.source_info.traceback
@@ -80,19 +88,19 @@ def line_of_equation(equation: Any) -> Line | None:
     return _innermost((f.file_name, f.line_num, f.function_name) for f in trace.frames)[0]
 
 
-def origin(closed: core.ClosedJaxpr, index: int) -> Line | int | None:
+def origin(closed: core.ClosedJaxpr, index: int) -> Line | int | str:
     """Where output number `index` of a jaxpr comes from.
 
     Returns:
-        The user's line that computed it; or the number of the input that it is, unchanged; or None where it is a
-        constant.
+        The user's line that computed it; or the number of the input that it is, unchanged; or the words for a constant
+        and for a line that is not known.
     """
     return _origin(closed.jaxpr, closed.jaxpr.outvars[index])
 
 
-def _origin(jaxpr: Any, variable: Any) -> Line | int | None:
-    if isinstance(variable, core.Literal):
-        return None
+def _origin(jaxpr: Any, variable: Any) -> Line | int | str:
+    if isinstance(variable, core.Literal) or variable in jaxpr.constvars:
+        return "a constant of the step"
     if variable in jaxpr.invars:
         return int(jaxpr.invars.index(variable))
     for equation in jaxpr.eqns:
@@ -101,11 +109,11 @@ def _origin(jaxpr: Any, variable: Any) -> Line | int | None:
         line = line_of_equation(equation)
         if line is not None and "site-packages" not in line.file:
             return line
-        return _inside(jaxpr, equation, equation.outvars.index(variable)) or line
-    return None
+        return _inside(jaxpr, equation, equation.outvars.index(variable)) or line or _UNKNOWN
+    return _UNKNOWN
 
 
-def _inside(jaxpr: Any, equation: Any, index: int) -> Line | int | None:
+def _inside(jaxpr: Any, equation: Any, index: int) -> Line | int | str | None:
     """The line inside an equation that has none of its own: a whole step under `jit`, or a key taken apart."""
     if equation.primitive.name == "random_unwrap":
         return _origin(jaxpr, equation.invars[0])
@@ -115,7 +123,7 @@ def _inside(jaxpr: Any, equation: Any, index: int) -> Line | int | None:
     found = _origin(inner, inner.outvars[index])
     if isinstance(found, int) and len(inner.invars) == len(equation.invars):
         return _origin(jaxpr, equation.invars[found])
-    return found if isinstance(found, Line) else None
+    return None if isinstance(found, int) or found == _UNKNOWN else found
 
 
 def jaxpr_of(value: Any) -> Any:

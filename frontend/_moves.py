@@ -54,14 +54,20 @@ def leaf_history(history: Sequence[Types], index: int) -> str:
     return " → ".join(steps)
 
 
-def _place(found: Line | int | None, inputs: Sequence[str]) -> str:
+def _place(found: Line | int | str, inputs: Sequence[str]) -> str:
     if isinstance(found, int):
         return f"{inputs[found]}, which the step returns in this place unchanged"
-    return str(found) if found else "a constant of the step"
+    return str(found)
 
 
-def shape_advice(before: LeafSpec, after: LeafSpec, batch: Layout) -> str:
-    """What to do about a leaf whose shape, or whose kind of key, the step changes."""
+def shape_advice(moves: Sequence[LeafSpec], batch: Layout) -> str:
+    """What to do about a leaf whose shape, or whose kind of key, the step changes.
+
+    Args:
+        moves: its types from before its shape changed.
+        batch: the layout of the batch.
+    """
+    before, after = moves[:2]
     if before.key != after.key:
         return "Keep it what it is: a PRNG key stays one of its implementation (jax.random.split, jax.random.fold_in)."
     sizes = {spec.shape[0] for spec in batch.leaves if spec.shape}
@@ -71,7 +77,8 @@ def shape_advice(before: LeafSpec, after: LeafSpec, batch: Layout) -> str:
         return "Reduce it to a scalar, for example with .mean() or .sum()."
     if _count(before) == _count(after):
         return f"Give it its shape back, for example with .reshape({before.shape})."
-    if len(before.shape) == len(after.shape) and _count(after) > _count(before):
+    counts = [_count(spec) for spec in moves]
+    if len(before.shape) == len(after.shape) and len(counts) > 2 and sorted(set(counts)) == counts:
         return "It grows: keep an array of fixed size, and write into it with .at[index].set(value) or jnp.roll."
     return f"Return it in the shape {before.shape} that it had."
 
@@ -151,8 +158,15 @@ def _node_differences(old: Any, new: Any, path: str) -> Iterator[tuple[str, str]
         for key, child in before.items():
             yield from _node_differences(child, after[key], f"{path}/{key}" if path else key)
         return
-    for key in before.keys() & after.keys():
-        yield from _node_differences(before[key], after[key], f"{path}/{key}" if path else key)
+    for key, child in before.items():
+        where = f"{path}/{key}" if path else key
+        if key in after:
+            yield from _node_differences(child, after[key], where)
+        elif not jax.tree.leaves(child):  # otherwise its leaves are in the list of the missing
+            yield where, f"expected {_kind(child)}, missing in what it returns"
+    for key, child in after.items():
+        if key not in before and not jax.tree.leaves(child):
+            yield f"{path}/{key}" if path else key, f"got {_kind(child)} that is not in the state that it takes"
 
 
 def _one_level(tree: Any) -> tuple[list[tuple[Any, Any]], Any]:
@@ -171,4 +185,7 @@ def _children(tree: Any) -> dict[str, Any]:
 def _kind(node: Any) -> str:
     if isinstance(node, _Leaf):
         return "an array"
-    return "None" if node is None else f"a {type(node).__name__}"
+    if node is None:
+        return "None"
+    name = type(node).__name__
+    return f"a {name}" if jax.tree.leaves(node) else f"an empty {name}"

@@ -208,6 +208,9 @@ def _as_program(reference: str, value: Any) -> Program:
 
 def describe_error(error: BaseException) -> str:
     """An exception raised by the user's code: its class, the beginning of its text, and the user's line."""
-    text = "\n".join(str(error).strip().splitlines()[:4])
-    line = line_of_error(error)
-    return f"{type(error).__name__}: {text}" + (f"\n  at {line}" if line else "")
+    # JAX adds where its own trace began, which is a line of ours, and a link.
+    noise = ("while tracing the function", "See https")
+    lines = [line for line in str(error).strip().splitlines() if not any(words in line for words in noise)]
+    text = "\n".join(lines[:4])
+    place = line_of_error(error)
+    return f"{type(error).__name__}: {text}" + (f"\n  at {place}" if place else "")

@@ -161,6 +161,8 @@ def _number_refused(value: Any) -> str:
 def _spec(path: str, value: Any) -> LeafSpec | str:
     """The type of a leaf, or why it has none."""
     if is_python_number(value):
+        if isinstance(value, int) and not -(2**31) <= value < 2**31:
+            return f"the Python int {value} does not fit int32; give it a dtype, as in numpy.int64({value})"
         return LeafSpec(path, _WEAK_DTYPES[type(value).__name__], ())
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is None or shape is None:
@@ -280,7 +282,7 @@ def narrows(before: LeafSpec, after: LeafSpec) -> bool:
     with jax.numpy_dtype_promotion("standard"), jax.enable_x64(True):
         try:
             common = jnp.promote_types(before.dtype, after.dtype).name
-        except Exception:  # the eight-bit floats have no promotion: compare their sizes alone
+        except ValueError:  # the eight-bit floats have no promotion: compare their sizes alone
             common = after.dtype
     return common != after.dtype or after.numpy_dtype.itemsize < before.numpy_dtype.itemsize
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator
+from typing import TextIO
 
 import jax
 
+from fixstep.frontend._lines import line_of_stack
 from fixstep.runtime._signature import LeafSpec
 
 _TRUNCATION = "Explicitly requested dtype"  # how JAX begins its warning when it gives a 32-bit array instead
@@ -41,17 +43,30 @@ def truncations() -> Iterator[list[str]]:
     """Collects JAX's warnings that a 64-bit dtype was asked for and a 32-bit one given; all others pass as they were.
 
     Yields:
-        The list that holds, once the context is left, each such warning as `file:line: text`.
+        The list of such requests, each the name of a dtype and the user's line.
     """
     found: list[str] = []
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            yield found
-    finally:
-        for warning in caught:
-            if str(warning.message).startswith(_TRUNCATION):
-                text = str(warning.message).partition(". To enable")[0]
-                found.append(f"{warning.filename}:{warning.lineno}: {text}")
-            else:
-                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    others: list[tuple[Warning, type[Warning], str, int]] = []
+
+    def note(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        text = str(message)
+        if text.startswith(_TRUNCATION):
+            # The warning names a line of JAX's; while it is raised, the user's own is still on the stack.
+            where = line_of_stack()
+            found.append(f"{text[len(_TRUNCATION) :].split()[0]}" + (f" at {where}" if where else ""))
+        elif isinstance(message, Warning):
+            others.append((message, category, filename, lineno))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+        yield found
+    for warning in others:
+        warnings.warn_explicit(*warning)
