@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from fixstep.runtime._artifact import Artifact
 from fixstep.runtime._checkpoint import CheckpointDirectory
@@ -20,6 +21,7 @@ from fixstep.runtime._handlers import Checkpoints, Progress, shown
 from fixstep.runtime._inspect import describe_artifact
 from fixstep.runtime._loop import ON_NONFINITE, Loop, RunResult
 from fixstep.runtime._metrics_log import MetricsLog
+from fixstep.runtime._npz import as_template_dtypes
 from fixstep.runtime._predict import batch_size, choose_inputs, predict_all, write_predictions
 from fixstep.runtime._session import Session, load
 from fixstep.runtime._signature import check, describe
@@ -81,7 +83,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.checkpoint_dir is None and (arguments.resume or arguments.checkpoint_every):
         option = "--resume" if arguments.resume else "--checkpoint-every"
         raise DataError(f"{option} needs --checkpoint-dir, the folder of the checkpoints")
-    with _exit_on_sigterm():
+    with _exit_on_signals():
         session = _open(arguments)
         data = _source("--data", arguments.data, session, arguments)
         validate = _source("--validate", arguments.validate, session, arguments) if arguments.validate else None
@@ -121,7 +123,11 @@ def _handlers(arguments: argparse.Namespace, checkpoints: Checkpoints | None) ->
 
 
 def _open(arguments: argparse.Namespace) -> Session:
-    return load(arguments.artifact, target=arguments.target, device=arguments.device, seed=arguments.seed)
+    where = {"target": arguments.target, "device": arguments.device}
+    try:
+        return load(arguments.artifact, seed=arguments.seed, **where)
+    except TemplateError:  # the program brings its own first state: the seed is that of the order alone
+        return load(arguments.artifact, **where)
 
 
 def _source(option: str, value: str, session: Session, arguments: argparse.Namespace) -> Source:
@@ -129,7 +135,7 @@ def _source(option: str, value: str, session: Session, arguments: argparse.Names
     if not value.endswith(".npz") and ":" in value:
         return load_source(value)
     specs = session.signature("step")
-    arrays = load_npz(value)
+    arrays = as_template_dtypes(load_npz(value), specs)
     if len(arrays) == len(specs) == 1 and specs[0].path == "":  # a batch that is one array has no name to match
         arrays = {"": next(iter(arrays.values()))}
     shuffle = option == "--data" and not arguments.no_shuffle
@@ -163,20 +169,22 @@ def _say_end(result: RunResult) -> None:
 
 
 @contextlib.contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """SIGTERM exits with 143, as SIGINT does with 130, also before the loop begins and after it ends."""
+def _exit_on_signals() -> Iterator[None]:
+    """SIGINT exits with 130 and SIGTERM with 143: at once before the loop begins, and when it hands a signal on."""
 
     def exit_(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, exit_)
+    previous: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, exit_)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def predict_command(parser: argparse.ArgumentParser) -> Run:

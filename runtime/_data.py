@@ -215,7 +215,9 @@ def as_source(data: Any) -> Source:
         return source
     if isinstance(data, dict):
         raise DataError("the data is a dict of arrays, expected batches: pass ArrayData(arrays, batch_size)")
-    if isinstance(data, Iterable) or hasattr(data, "__getitem__"):
+    if isinstance(data, str | os.PathLike):
+        raise DataError(f"the data is the path {os.fspath(data)}: pass ArrayData(load_npz(path), batch_size)")
+    if isinstance(data, Iterable):
         return IterableData(data)
     raise DataError(
         f"the data is a {type(data).__name__}, expected an iterable of batches, ArrayData, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -78,6 +79,7 @@ class Progress:
             initial=state.batch - 1,
             unit="step",
             leave=False,
+            ncols=shutil.get_terminal_size().columns,  # 80 where a terminal says it has none; tqdm would draw nothing
             file=sys.stderr,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,12 +111,16 @@ def _fixpoint(report: dict[str, Any], limit: int | None) -> Iterator[str]:
 def _targets(manifest: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield f"targets: {len(manifest['targets'])}"
-    rows: _Rows = []
     for target in manifest["targets"]:
-        requires = ", ".join(f"{key} {_value(value)}" for key, value in target["requires"].items())
-        size = _size(manifest["members"][target["module"]]["byte_length"])
-        rows.append((target["text"], size, f"requires {requires}" if requires else "requires nothing"))
-    yield from _aligned(rows, right=(1,))
+        yield f"  {target['text']}  {_size(manifest['members'][target['module']]['byte_length'])}"
+        for key, value in target["requires"].items():
+            yield from textwrap.wrap(
+                f"requires {key}: {_value(value)}",
+                width=100,
+                initial_indent="      ",
+                subsequent_indent="          ",
+                break_on_hyphens=False,
+            )
 
 
 def _members(manifest: dict[str, Any]) -> Iterator[str]:

@@ -6,12 +6,13 @@ import os
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from fixstep.runtime._signature import Array
+from fixstep.runtime._signature import Array, LeafSpec
 from fixstep.targets.errors import DataError
 
 # Below this an array is read, so that its checksum is verified; from here on it is mapped, so that a data set may be
@@ -48,6 +49,17 @@ def load_npz(path: str | os.PathLike[str]) -> dict[str, Array]:
     if not arrays:
         raise DataError(f"{path}: holds no arrays; write it with numpy.savez(path, x=..., y=...)")
     return arrays
+
+
+def as_template_dtypes(arrays: Mapping[str, Array], specs: Iterable[LeafSpec]) -> dict[str, Array]:
+    """The arrays, with those that numpy stored as raw bytes (bfloat16, float8) as what the template says they are."""
+    dtypes = {spec.path: spec.numpy_dtype for spec in specs}
+    return {
+        name: array.view(dtypes[name])
+        if array.dtype.kind == "V" and name in dtypes and array.dtype.itemsize == dtypes[name].itemsize
+        else array
+        for name, array in arrays.items()
+    }
 
 
 def _name(path: Path, info: zipfile.ZipInfo) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fixstep.runtime._files import explain_os_error, write_atomically
+from fixstep.runtime._npz import as_template_dtypes
 from fixstep.runtime._session import Session
 from fixstep.runtime._signature import Array, LeafSpec, check, describe, shown_path
 from fixstep.targets.errors import DataError, TemplateError
@@ -50,6 +51,7 @@ def choose_inputs(
         chosen = {"": next(iter(arrays.values()))}
     else:
         chosen = {spec.path: arrays[spec.path] for spec in specs if spec.path in arrays}
+    chosen = as_template_dtypes(chosen, specs)
     ignored = [name for name in arrays if name not in chosen and "" not in chosen]
     size = batch_size(specs)
     lengths = {path: len(array) for path, array in chosen.items() if array.ndim}

@@ -96,6 +96,21 @@ def test_data_from_a_function(folder, capsys):
     assert one == two
 
 
+def test_a_seed_without_init_is_that_of_the_order(tmp_path, tiny_program, folder):
+    import dataclasses
+
+    from fixstep.frontend import compile
+
+    state = {"w": np.zeros((4, 3), np.float32), "steps": np.int32(0)}
+    compile(dataclasses.replace(tiny_program, init=state), "fixed.fixstep", targets=["cpu"])
+    weights = []
+    for seed in ("1", "2"):
+        options = ["--epochs", "1", "--checkpoint-dir", seed, "--seed", seed, "-q"]
+        assert main(["run", "fixed.fixstep", "--data", "train.npz", *options]) == 0
+        weights.append(read_checkpoint(f"{seed}/step-00000006.safetensors").leaves["w"].tolist())
+    assert weights[0] != weights[1]
+
+
 def _poison():
     arrays = dict(np.load("train.npz"))
     arrays["x"][10] = np.inf
@@ -200,7 +215,7 @@ def uninterrupted(tiny_artifact, tmp_path_factory):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_was_stopped_ends_as_if_it_had_not(folder, uninterrupted, number):
     save_data("long.npz", 803)
-    for at in (-1, 0, 700, 2100):  # before the first checkpoint, right after it, and later
+    for at in (-1, 0, 400, 1200):  # before the first checkpoint, right after it, and later
         process = start(*LONG, "--checkpoint-dir", "a", "--log", "m.csv", "--resume")
         if at < 0:
             time.sleep(0.02)
@@ -271,7 +286,8 @@ def test_inspect(folder, capsys):
         "      metrics: loss float32[]\n",
         "      outputs: y float32[8,3]\n",
         "fixpoint: no leaf moved\n",
-        "targets: 1\n  cpu ",
+        "targets: 1\n  cpu  ",
+        "      requires architecture: ",
         "  program.mlir ",
     ):
         assert text in out

@@ -3,11 +3,13 @@
 import re
 import zipfile
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from fixstep.runtime import _npz
 from fixstep.runtime._data import ArrayData, as_source, load_npz, load_source
+from fixstep.runtime._signature import LeafSpec
 from fixstep.targets.errors import DataError
 
 
@@ -111,6 +113,14 @@ def test_large_arrays_are_mapped(tmp_path, monkeypatch):
     loaded = load_npz(str(tmp_path / "d.npz"))
     assert isinstance(loaded["large"], np.memmap)
     assert not isinstance(loaded["small"], np.memmap)
+
+
+def test_bfloat16_comes_back_where_the_template_says_so(tmp_path):
+    x = np.arange(3).astype(ml_dtypes.bfloat16)
+    np.savez(tmp_path / "d.npz", x=x, y=np.zeros(3))
+    loaded = _npz.as_template_dtypes(load_npz(tmp_path / "d.npz"), [LeafSpec("x", "bfloat16", (3,))])
+    assert loaded["x"].dtype == x.dtype
+    np.testing.assert_array_equal(loaded["x"], x)
 
 
 def _flip(path, at):
@@ -245,6 +255,7 @@ def test_iterables_are_sources():
     ("data", "text"),
     [
         ({"x": np.zeros(3)}, "the data is a dict of arrays, expected batches: pass ArrayData"),
+        ("d.npz", "the data is the path d.npz: pass ArrayData(load_npz(path), batch_size)"),
         (3, "the data is a int, expected an iterable of batches"),
     ],
 )
