@@ -29,6 +29,7 @@ CONVENTION: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DTYPE = re.compile(r"bool|b?(u?int|float|complex)[0-9]+[a-z0-9_]*")
+_LEAF_KEYS = ("path", "dtype", "shape", "key")
 _T = TypeVar("_T")
 
 
@@ -167,6 +168,7 @@ class _Reader:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.leaf_count = 0
+        self.known: dict[object, LeafSpec] = {}  # a state's leaves occur in every function
 
     def _say(self, where: str, expected: str, got: Any) -> None:
         text = repr(got)
@@ -264,9 +266,13 @@ class _Reader:
         return tuple(specs)
 
     def leaf(self, obj: dict[str, Any], where: str) -> LeafSpec | None:
+        identity = _identity(obj)
+        if identity in self.known:
+            return self.known[identity]
         before = len(self.problems)
-        if obj.keys() - {"path", "dtype", "shape", "key"}:
-            self.only(obj, ("path", "dtype", "shape", "key"), where)
+        self.only(obj, _LEAF_KEYS, where)
+        if "key" not in obj:
+            self.problems.append(f"{where}/key: expected null or the name of a PRNG implementation, missing")
         path = self._field(obj, "path", where, str, "text")
         dtype = self._field(obj, "dtype", where, str, "the name of a dtype")
         shape = self.sequence(obj, "shape", where)
@@ -291,6 +297,8 @@ class _Reader:
         if byte_length >= 2**63:
             self._say(f"{where}/shape", "fewer than 2**63 bytes", shape)
             return None
+        if identity is not None:
+            self.known[identity] = spec
         return spec
 
     def function(self, functions: dict[str, Any], name: str) -> Function:
@@ -343,6 +351,18 @@ class _Reader:
         self.text(obj, "to", where)
         self.count(obj, "round", where)
         self._field(obj, "narrowed", where, bool, "true or false")
+
+
+def _identity(obj: dict[str, Any]) -> tuple[str, str, tuple[int, ...], str | None] | None:
+    """The fields of a leaf whose types are right, to recognise it; None for any other."""
+    path, dtype, shape, key = map(obj.get, _LEAF_KEYS)
+    if len(obj) != len(_LEAF_KEYS) or "key" not in obj or not (key is None or type(key) is str):
+        return None
+    if type(path) is not str or type(dtype) is not str or type(shape) is not list:
+        return None
+    if any(type(n) is not int for n in shape):  # true would pass for 1
+        return None
+    return path, dtype, tuple(shape), key
 
 
 def _contradictions(manifest: Manifest) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 MAX_DEPTH = 32
 """Lists and objects inside one another; the files need fewer than ten."""
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 def parse_json(data: bytes | memoryview, *, limit: int) -> Any:

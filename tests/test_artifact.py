@@ -1,13 +1,11 @@
-import hashlib
 import json
 import os
-import struct
 import sys
 import zipfile
-import zlib
 
 import numpy as np
 import pytest
+from _container import MEMBERS, comment_of, container, described, leaf, manifest_bytes, pairs, small_manifest
 
 from fixstep.runtime._artifact import Artifact, write_artifact
 from fixstep.runtime._signature import LeafSpec
@@ -15,120 +13,11 @@ from fixstep.runtime._tensors import encode_leaves
 from fixstep.targets.errors import ArtifactError
 
 
-def leaf(path, dtype="float32", shape=(2,), key=None):
-    return {"path": path, "dtype": dtype, "shape": list(shape), "key": key}
-
-
-def group(role, *leaves):
-    return {"role": role, "leaves": list(leaves)}
-
-
-def small_manifest():
-    state = (leaf("params/w"), leaf("key", "uint32", (2,), "threefry2x32"))
-    sums = (leaf("sum/loss", shape=()), leaf("count", "int32", ()))
-    batch, inputs = (leaf("x", shape=(4, 2)),), (leaf("", shape=(4, 2)),)
-    return {
-        "name": "small",
-        "program": "ab" * 32,
-        "template": {"state": list(state), "batch": list(batch), "inputs": list(inputs)},
-        "functions": {
-            "step": {
-                "arguments": [group("state", *state), group("accumulators", *sums), group("batch", *batch)],
-                "results": [
-                    group("state", *state),
-                    group("accumulators", *sums),
-                    group("metrics", leaf("loss", shape=())),
-                ],
-            },
-            "evaluate": {
-                "arguments": [group("state", *state), group("accumulators", *sums), group("batch", *batch)],
-                "results": [group("accumulators", *sums), group("metrics", leaf("loss", shape=()))],
-            },
-            "predict": {
-                "arguments": [group("state", *state), group("inputs", *inputs)],
-                "results": [group("outputs", leaf("", shape=(4,)))],
-            },
-            "init": {
-                "arguments": [group("seed", leaf("seed/high", "uint32", ()), leaf("seed/low", "uint32", ()))],
-                "results": [group("state", *state)],
-            },
-        },
-        "fixpoint": {
-            "rounds": 2,
-            "changes": [
-                {"path": "params/w", "from": "float16[2]", "to": "float32[2]", "round": 1, "narrowed": False},
-            ],
-            "notes": ["a note"],
-        },
-        "targets": [{"text": "cpu", "module": "modules/cpu.vmfb", "requires": {"feature": ["a"]}, "flags": ["--x"]}],
-        "versions": {"fixstep": "0.1.0", "jax": "0.10.2", "iree": "3.13.0"},
-    }
-
-
-MEMBERS = {"modules/cpu.vmfb": b"module" * 20, "program.mlir": b"module {}\n", "reference/step.jax": b""}
-
-
 @pytest.fixture
 def small(tmp_path):
     path = tmp_path / "small.fixstep"
     write_artifact(path, small_manifest(), MEMBERS)
     return path.read_bytes()
-
-
-# A second writer, made from the specification alone, that can also write what the specification forbids.
-
-
-def described(members):
-    return {
-        name: {"byte_length": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in sorted(members.items())
-    }
-
-
-def manifest_bytes(manifest=None, members=None):
-    members = MEMBERS if members is None else members
-    whole = {"format": "fixstep", "version": 1, **(manifest or small_manifest())}
-    whole.setdefault("members", described(members))
-    return json.dumps(whole).encode()
-
-
-def comment_of(manifest):
-    return b"fixstep manifest sha256 " + hashlib.sha256(manifest).hexdigest().encode()
-
-
-def container(
-    members, *, comment=None, method=0, flags=0, mode=0o100644, padding=b"\0", end=None, sizes=None, order=None
-):
-    """Bytes of a container. `members`: pairs of name (bytes) and data; `end`: replaces fields of the end record."""
-    out, central = b"", b""
-    for name, data in members:
-        packed = data
-        if method == 8:
-            packer = zlib.compressobj(9, zlib.DEFLATED, -15)
-            packed = packer.compress(data) + packer.flush()
-        at = len(out)
-        fill = -(at + 30 + len(name) + 6) % 64
-        extra = struct.pack("<HHH", 0xD935, 2 + fill, 64) + padding * fill
-        common = struct.pack(
-            "<HHHHHIII", 10, flags, method, 0, 0x21, zlib.crc32(data), *(sizes or (len(packed), len(data)))
-        )
-        out += b"PK\3\4" + common + struct.pack("<HH", len(name), len(extra)) + name + extra + packed
-        central += b"PK\1\2" + struct.pack("<H", 3 << 8 | 20) + common
-        central += struct.pack("<HHHHHII", len(name), 0, 0, 0, 0, mode << 16, at) + name
-    fields = {"disk": 0, "start": 0, "here": len(members), "count": len(members), "length": len(central)}
-    fields = {**fields, "offset": len(out), **(end or {})}
-    comment = comment_of(members[0][1]) if comment is None else comment
-    return (
-        out + central + b"PK\5\6" + struct.pack("<HHHHII", *fields.values()) + struct.pack("<H", len(comment)) + comment
-    )
-
-
-def pairs(manifest=None, members=None):
-    """The members of a container, the manifest first."""
-    members = MEMBERS if members is None else members
-    return [(b"manifest.json", manifest_bytes(manifest, members))] + [
-        (name.encode(), data) for name, data in sorted(members.items())
-    ]
 
 
 def test_round_trip(tmp_path, small):
@@ -307,6 +196,11 @@ DAMAGE = {
     "count": (lambda data: container(pairs(), end={"here": 5, "count": 5}), "the directory ends within entry 4"),
     "few": (lambda data: container(pairs(), end={"here": 3, "count": 3}), "bytes more than its 3 entries"),
     "two counts": (lambda data: container(pairs(), end={"here": 4, "count": 3}), "counts 4 and 3 members"),
+    "gap": (lambda data: container(pairs(), gap=b"payload"), "7 bytes after the last member belong to none"),
+    "beyond": (
+        lambda data: container([(b"manifest.json", b"{}")], sizes=(1000, 1000)),
+        "'manifest.json' is listed at 0, expected 0 to 1064 before 66",
+    ),
     "offset": (lambda data: container(pairs(), end={"offset": 7}), "places the directory at 7"),
     "far": (lambda data: container(pairs(), end={"offset": 0xFFFFFFF0}), "places the directory at 4294967280"),
     "missing": (lambda data: container(pairs()[:-1]), r"reference/step.jax: expected 0 bytes, missing"),
@@ -399,6 +293,15 @@ MANIFEST = {
     "rank": (changed("template/state/0/shape", [1] * 33), "/shape: expected up to 32 integers"),
     "absurd shape": (changed("template/state/0/shape", [2**40, 2**40]), r"expected fewer than 2\*\*63 bytes"),
     "key": (changed("template/state/0/key", 1), "/key: expected null or the name of a PRNG implementation, got 1"),
+    "no key": (changed("template/state/0/key"), "/key: expected null or the name of a PRNG implementation, missing"),
+    "bool in a known shape": (
+        changed("functions/step/results/2/leaves", [leaf("a", shape=(1,)), leaf("b", shape=(True,))]),
+        r"/leaves/1/shape: expected up to 32 integers .*, got \[True\]",
+    ),
+    "other key in a known leaf": (
+        changed("functions/step/arguments/0/leaves/0", {**leaf("params/w"), "keys": None}),
+        "/leaves/0: unknown key 'keys'",
+    ),
     "same path": (twice, "/template/state: the leaf path 'params/w' occurs twice"),
     "function": (changed("functions/fit", {}), "unknown function 'fit', expected init, step, evaluate, predict"),
     "no step": (changed("functions/step"), "/functions: step is missing"),
