@@ -32,8 +32,11 @@ def user_line(location: Any) -> str | None:
 
     Falls back to the innermost frame of a library, where no frame of the user's is left.
     """
-    found = list(frames(location))
-    for file, line in found:
-        if not file.startswith((*_INSTALLED, _OURS)):
+    library: str | None = None
+    for file, line in frames(location):
+        if file.startswith(_OURS):
+            break  # further out is whoever called fixstep, not the step
+        if not file.startswith(_INSTALLED):
             return f"{file}:{line}"
-    return f"{found[0][0]}:{found[0][1]}" if found else None
+        library = library or f"{file}:{line}"
+    return library

@@ -1,6 +1,6 @@
 """The CPU target.
 
-Options: none (portable within this machine's architecture), `host` (this machine's processor), the LLVM name of a
+Options: none (portable: any processor of this machine's architecture; on x86-64, any since 2009), `host` (this machine's processor), the LLVM name of a
 processor (`x86-64-v3`, `znver4`), or a target triple (`aarch64-linux-gnu`), which cross-compiles.
 """
 
@@ -140,7 +140,9 @@ def parse(option: str | None) -> Cpu:
         TargetError: if the option is neither `host`, a processor name, nor a triple.
     """
     if option is None:
-        return Cpu("cpu", "generic", None)
+        # Below x86-64-v2 (SSE 4.1) rounding is a call into a C library, which compiled code does not have.
+        architecture = _ARCHITECTURES.get(platform.machine().lower())
+        return Cpu("cpu", "x86-64-v2" if architecture == "x86_64" else "generic", None)
     text = f"cpu:{option}"
     if _TRIPLE.fullmatch(option):
         return Cpu(text, "", option)

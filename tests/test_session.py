@@ -235,7 +235,7 @@ def test_a_given_state_is_checked_and_taken(tiny_artifact):
         load(tiny_artifact, state=state | {"steps": np.int64(7)})
     session = load(tiny_artifact)
     before = bits(session.state())
-    with pytest.raises(TemplateError, match="w: .*missing"):
+    with pytest.raises(TemplateError, match=r"w: .*missing"):
         session.load_state({"steps": np.int32(1)})
     assert bits(session.state()) == before
 
