@@ -5,8 +5,13 @@ the lowered module, where what IREE may write in place can be seen. Each file ha
 fault it stands against.
 """
 
-from fixstep.frontend.rewrites import (
-    _control,  # noqa: F401  (registers its rules, as the files below do)
+from fixstep.frontend.rewrites import (  # noqa: F401  (each registers its rules on import)
+    _arctangent,
+    _control,
+    _conversion,
+    _float64,
+    _roots_and_powers,
+    _trigonometry,
 )
 from fixstep.frontend.rewrites._evaluate import rewrite_function
 from fixstep.frontend.rewrites._module import rewrite_module

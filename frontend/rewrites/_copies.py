@@ -129,7 +129,7 @@ def _continues_chain(value: Any, op: Any) -> bool:
     """
     while not is_argument(value):
         owner = value.owner
-        if owner.name not in _UPDATES or owner.block != op.block:
+        if owner.name not in _UPDATES or owner.operation.block != op.operation.block:
             return False
         value = owner.operands[ir.OpResult(value).result_number]
         if not is_argument(value) and _is_splat(value.owner):

@@ -6,6 +6,7 @@ happen in place can only be told where the value comes from. IREE inlines the sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir, passmanager
@@ -19,9 +20,8 @@ def inline_calls(module: Any) -> None:
     done: set[str] = set()
     for name in functions:
         _inline_into(name, functions, done)
-    entered = {callee(op) for op in operations(module)}
-    for name, function in functions.items():
-        if not is_public(function) and name not in entered:
+    for function in functions.values():
+        if not is_public(function):
             function.erase()
     passmanager.PassManager.parse("builtin.module(cse)").run(module.operation)
 
@@ -31,29 +31,38 @@ def _inline_into(name: str, functions: dict[str, Any], done: set[str]) -> None:
     if name in done:
         return
     done.add(name)
-    for op in operations(functions[name]):
-        if op.name == "func.call":
-            inner = str(callee(op))
-            _inline_into(inner, functions, done)
-            _expand(op, functions[inner])
-        elif callee(op) is not None:
-            _inline_into(str(callee(op)), functions, done)
+    for call in operations(functions[name]):
+        inner = callee(call)
+        if inner is None:
+            continue
+        _inline_into(inner, functions, done)
+        with ir.InsertionPoint(call):
+            results = clone_body(functions[inner], list(call.operands), call.location)
+        for old, new in zip(call.results, results, strict=True):
+            old.replace_all_uses_with(new)
+        call.erase()
 
 
-def _expand(call: Any, function: Any) -> None:
+def clone_body(function: Any, arguments: Sequence[Any], location: Any) -> list[Any]:
+    """The body of a function, copied to the current insertion point.
+
+    Args:
+        function: a function of one block.
+        arguments: what its arguments become.
+        location: where it is called from; each operation keeps its own location within.
+
+    Returns:
+        The values that the function returns.
+    """
     block = function.regions[0].blocks[0]
-    values = dict(zip(block.arguments, call.operands, strict=True))
+    values = dict(zip(block.arguments, arguments, strict=True))
     body = [op.operation for op in block.operations]
-    with ir.InsertionPoint(call):
-        for op in body[:-1]:
-            new = op.clone().operation
-            for inner in operations(new):
-                for index, operand in enumerate(inner.operands):
-                    if operand in values:
-                        inner.operands[index] = values[operand]
-                inner.location = ir.Location.callsite(inner.location, [call.location])
-            values.update(zip(op.results, new.results, strict=True))
-    returned = [values.get(value, value) for value in terminator(function.regions[0]).operands]
-    for result, value in zip(call.results, returned, strict=True):
-        result.replace_all_uses_with(value)
-    call.erase()
+    for op in body[:-1]:
+        new = op.clone().operation
+        for inner in operations(new):
+            for index, operand in enumerate(inner.operands):
+                if operand in values:
+                    inner.operands[index] = values[operand]
+            inner.location = ir.Location.callsite(inner.location, [location])
+        values.update(zip(op.results, new.results, strict=True))
+    return [values.get(value, value) for value in terminator(function.regions[0]).operands]

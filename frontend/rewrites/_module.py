@@ -8,6 +8,7 @@ from fixstep.frontend.rewrites._clean import clean
 from fixstep.frontend.rewrites._constants import hide_constants
 from fixstep.frontend.rewrites._copies import guard_copies
 from fixstep.frontend.rewrites._inline import inline_calls
+from fixstep.frontend.rewrites._replace import replace_operations
 
 
 def rewrite_module(module: Any) -> None:
@@ -19,6 +20,7 @@ def rewrite_module(module: Any) -> None:
     with module.context:
         clean(module)
         inline_calls(module)
+        replace_operations(module)
         hide_constants(module)
         guard_copies(module)
         module.operation.verify()
