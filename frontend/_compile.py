@@ -16,6 +16,7 @@ from fixstep.frontend._lower import Lowered, groups_to_json, lower
 from fixstep.frontend._program import Program
 from fixstep.frontend._verify import Verification, verify_artifact
 from fixstep.runtime._artifact import STATE_NAME, write_artifact
+from fixstep.runtime._files import sync_folder
 from fixstep.runtime._manifest import leaf_to_json
 from fixstep.runtime._signature import LeafSpec
 from fixstep.runtime._tensors import encode_leaves
@@ -97,6 +98,7 @@ def _verified(
         if failed:
             raise MismatchError("\n".join(result.describe() for result in failed))
         os.replace(temporary, path)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
     return verifications, unverified
