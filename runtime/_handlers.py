@@ -73,13 +73,15 @@ class Progress:
     def _open_bar(self, state: LoopState) -> None:
         import tqdm  # here, because only a terminal needs it
 
+        size = shutil.get_terminal_size()  # 80 by 24 where a terminal does not know; tqdm would draw nothing there
         self._bar = tqdm.tqdm(
             desc=f"epoch {state.epoch}/{state.epochs}",
             total=state.batches_per_epoch,
-            initial=state.batch - 1,
+            initial=state.batch,
             unit="step",
             leave=False,
-            ncols=shutil.get_terminal_size().columns,  # 80 where a terminal says it has none; tqdm would draw nothing
+            ncols=size.columns,
+            nrows=size.lines,
             file=sys.stderr,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,8 @@ from fixstep.runtime._signals import StopSignals
 from fixstep.targets.errors import CheckpointError, DataError, NonFiniteError, ProgramError
 
 if TYPE_CHECKING:
-    from fixstep.runtime._session import Metrics, Session
+    from fixstep.runtime._session import Session
+    from fixstep.runtime._signature import Array
 
 ON_NONFINITE = ("stop", "skip", "continue")
 SKIPPED_IN_A_ROW_LIMIT = 100
@@ -294,8 +296,8 @@ class _Run:
         state = self.state
         metrics = self.session.step(batch)
         if self.loop.watch is not None:
-            value = _value(metrics, self.loop.watch)
-            if not np.isfinite(value).all():
+            value = metrics[self.loop.watch].numpy()
+            if not _finite(value):
                 self._undo(self.loop.watch, value)
                 return
         self.skipped_in_a_row = 0
@@ -371,8 +373,10 @@ def _watched(session: Session, watch: str) -> str | None:
     return watch if names else None
 
 
-def _value(metrics: Metrics, name: str) -> Any:
-    return np.asarray(metrics[name].numpy()).astype(np.float64)[()]
+def _finite(value: Array) -> bool:
+    if value.ndim == 0 and value.dtype.kind != "c":
+        return math.isfinite(value)  # the usual case, much faster than numpy's for a single number
+    return bool(np.isfinite(value).all())
 
 
 def _note(exc: Exception, failures: list[Exception]) -> None:

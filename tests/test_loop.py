@@ -226,6 +226,10 @@ def test_skip_gives_up(session):
     assert session.steps == 0
 
 
+def test_skips_count_in_a_row_only(session):
+    assert Loop(session, on_nonfinite="skip").run(poisoned(1, 4), epochs=60).skipped == 120
+
+
 def test_continue_goes_on(session):
     result = Loop(session, on_nonfinite="continue").run(poisoned(1), epochs=1)
     assert np.isnan(result.averages["loss"])
@@ -503,6 +507,7 @@ def test_a_foreign_log_is_refused(session, tmp_path, content, resume, text):
     with pytest.raises(DataError, match=text):
         Loop(session, [MetricsLog(path), Checkpoints(tmp_path / "c")]).run(data(), resume=resume)
     assert content is None or path.read_text() == content
+    assert names(tmp_path / "c") == []
     assert session.steps == 0
 
 
