@@ -6,11 +6,14 @@ fault it stands against.
 """
 
 from fixstep.frontend.rewrites import (  # noqa: F401  (each registers its rules on import)
+    _accumulate,
     _arctangent,
     _control,
     _conversion,
     _float64,
+    _random,
     _roots_and_powers,
+    _scatter,
     _trigonometry,
 )
 from fixstep.frontend.rewrites._evaluate import rewrite_function

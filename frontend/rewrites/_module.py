@@ -7,6 +7,7 @@ from typing import Any
 from fixstep.frontend.rewrites._clean import clean
 from fixstep.frontend.rewrites._constants import hide_constants
 from fixstep.frontend.rewrites._copies import guard_copies
+from fixstep.frontend.rewrites._gather import clamp_gathers
 from fixstep.frontend.rewrites._inline import inline_calls
 from fixstep.frontend.rewrites._replace import replace_operations
 
@@ -20,6 +21,7 @@ def rewrite_module(module: Any) -> None:
     with module.context:
         clean(module)
         inline_calls(module)
+        clamp_gathers(module)
         replace_operations(module)
         hide_constants(module)
         guard_copies(module)

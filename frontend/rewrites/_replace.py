@@ -90,7 +90,7 @@ def replace_operations(module: Any) -> int:
         if not entries:
             continue
         dtypes = [dtype_of(value.type) for value in (*op.operands, *op.results)]
-        if None in dtypes:
+        if any(dtype is None for dtype in dtypes):  # `in` would find None equal to float64
             continue
         for entry in entries:
             if entry.applies(*dtypes):

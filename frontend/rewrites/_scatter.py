@@ -1,0 +1,137 @@
+"""Scatters drop what is out of range, or clip it, as their mode says.
+
+Stands against IREE writing memory outside of the operand for an index out of range, after which the process dies
+(https://github.com/iree-org/iree/issues/24881); with constant indices the compiler itself crashes.
+
+Every mode but `clip` drops; so does XLA on the CPU where `promise_in_bounds` is broken, as the gradient of `x[i]` does.
+What is to be dropped is sent where it does no harm: for a sum, product, minimum or maximum to any place with the
+update that changes nothing; for an assignment into a margin of the operand that is cut off afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fixstep.frontend.rewrites._real import Array
+from fixstep.frontend.rewrites._rules import rule
+
+_scatter_sub_p = getattr(lax, "scatter_sub_p", None)
+_REDUCING = [
+    p for p in (lax.scatter_add_p, _scatter_sub_p, lax.scatter_mul_p, lax.scatter_min_p, lax.scatter_max_p) if p
+]
+_DROP = lax.GatherScatterMode.FILL_OR_DROP
+_CLIP = lax.GatherScatterMode.CLIP
+
+
+def _reducing_rule(primitive: Any) -> None:
+    def scatter_reduce(operand: Array, indices: Array, updates: Array, **params: Any) -> Array | None:
+        """A scatter that combines: updates out of range become the one that changes nothing."""
+        if not _needs_rule(operand, indices, params):
+            return None
+        inside = _inside(operand, indices, updates, params["dimension_numbers"])
+        nothing = lax.full_like(updates, _identity(primitive.name, updates.dtype))
+        # Clipped indices may repeat even where the given ones do not, unless all are promised to be in range.
+        unique = params["unique_indices"] and params["mode"] != _DROP
+        params = {**params, "mode": _CLIP, "unique_indices": unique, "indices_are_sorted": False}
+        updates = lax.select(_per_update(inside, updates, params["dimension_numbers"]), updates, nothing)
+        return primitive.bind(operand, indices, updates, **params)
+
+    rule(primitive)(scatter_reduce)
+
+
+for _primitive in _REDUCING:
+    _reducing_rule(_primitive)
+
+
+@rule(lax.scatter_p)
+def scatter(operand: Array, indices: Array, updates: Array, **params: Any) -> Array | None:
+    """A scatter that assigns: what is out of range lands in a margin that is cut off."""
+    if not _needs_rule(operand, indices, params):
+        return None
+    numbers = params["dimension_numbers"]
+    inside = _inside(operand, indices, updates, numbers)
+    if math.prod(indices.shape[:-1]) == 1 and _assigns(params["update_jaxpr"]) and not numbers.operand_batching_dims:
+        return _assign_one(operand, indices, updates, inside, numbers)
+    window = _window(operand, updates, numbers)
+    dimension = numbers.scatter_dims_to_operand_dims[0]
+    margin = [(0, window[d] if d == dimension else 0, 0) for d in range(operand.ndim)]
+    padded = lax.pad(operand, np.zeros((), operand.dtype), margin)
+    outside = np.zeros(indices.shape[-1], np.int64)
+    outside[0] = operand.shape[dimension]
+    wide = indices if indices.dtype.itemsize >= 4 else indices.astype(np.int32)
+    away = jnp.broadcast_to(outside.astype(wide.dtype), indices.shape)
+    wide = lax.select(lax.broadcast_in_dim(inside, indices.shape, range(inside.ndim)), wide, away)
+    params = {**params, "mode": _CLIP, "indices_are_sorted": False}
+    result = lax.scatter_p.bind(padded, wide, updates, **params)
+    return lax.slice(result, [0] * operand.ndim, operand.shape)
+
+
+def _needs_rule(operand: Array, indices: Array, params: dict[str, Any]) -> bool:
+    if not isinstance(operand.dtype, np.dtype) or 0 in indices.shape or params["mode"] == _CLIP:
+        return False
+    return math.prod(operand.shape) > 0
+
+
+def _window(operand: Array, updates: Array, numbers: Any) -> list[int]:
+    """The lengths of an update's window by dimension of the operand."""
+    lengths = iter(updates.shape[d] for d in numbers.update_window_dims)
+    single = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    return [1 if d in single else next(lengths) for d in range(operand.ndim)]
+
+
+def _inside(operand: Array, indices: Array, updates: Array, numbers: Any) -> Array:
+    """Whether a whole window lies within the operand, by index vector."""
+    window = _window(operand, updates, numbers)
+    limit = np.iinfo(indices.dtype).max
+    last = [operand.shape[d] - window[d] for d in numbers.scatter_dims_to_operand_dims]
+    possible = np.array([n >= 0 for n in last])
+    high = np.array([min(max(n, 0), limit) for n in last], indices.dtype)
+    inside = lax.le(indices, jnp.broadcast_to(high, indices.shape))
+    if indices.dtype.kind == "i":
+        inside = lax.bitwise_and(inside, lax.ge(indices, lax.full_like(indices, 0)))
+    inside = lax.bitwise_and(inside, jnp.broadcast_to(possible, indices.shape))
+    return lax.reduce_and(inside, axes=(indices.ndim - 1,))
+
+
+def _per_update(inside: Array, updates: Array, numbers: Any) -> Array:
+    """A condition by index vector, broadcast to the updates."""
+    others = [d for d in range(updates.ndim) if d not in numbers.update_window_dims]
+    return lax.broadcast_in_dim(inside, updates.shape, others)
+
+
+def _identity(name: str, dtype: np.dtype[Any]) -> Any:
+    """The update that changes nothing."""
+    if "mul" in name:
+        return dtype.type(1)
+    if "add" in name or "sub" in name:
+        # -0 is what leaves a zero of either sign as it is when added, +0 when subtracted.
+        negative = "add" in name and dtype.kind != "b" and not jnp.issubdtype(dtype, np.integer)
+        return dtype.type(complex(-0.0, -0.0) if dtype.kind == "c" else -0.0) if negative else dtype.type(0)
+    if jnp.issubdtype(dtype, np.floating):
+        return dtype.type(np.inf if "min" in name else -np.inf)
+    if dtype.kind == "b":
+        return "min" in name
+    return jnp.iinfo(dtype).max if "min" in name else jnp.iinfo(dtype).min
+
+
+def _assigns(update: Any) -> bool:
+    """Whether the update takes the place of the old value, rather than being computed from it."""
+    return update is None or update.outvars[0] is update.invars[1]
+
+
+def _assign_one(operand: Array, indices: Array, updates: Array, inside: Array, numbers: Any) -> Array:
+    """One window: the old values take the place of the new ones where it is out of range."""
+    window = _window(operand, updates, numbers)
+    components = lax.reshape(indices, (indices.shape[-1],))
+    starts = [np.zeros((), indices.dtype)] * operand.ndim
+    for number, dimension in enumerate(numbers.scatter_dims_to_operand_dims):
+        starts[dimension] = lax.index_in_dim(components, number, keepdims=False)
+    new = lax.reshape(updates, window)
+    old = lax.dynamic_slice(operand, starts, window)
+    chosen = lax.select(lax.broadcast_in_dim(lax.reshape(inside, ()), window, ()), new, old)
+    return lax.dynamic_update_slice(operand, chosen, starts)
