@@ -121,12 +121,12 @@ def _inner(equation: Any) -> Iterator[Any]:
 
 def _constants(closed: core.ClosedJaxpr) -> Iterator[tuple[Any, bool]]:
     """Every constant of a jaxpr and of those inside it, and whether it is the raw data of a PRNG key."""
-    keys = _raw_keys(closed.jaxpr)
+    keys = _raw_keys(closed.jaxpr) if closed.consts else set()
     for variable, constant in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         yield constant, variable in keys
     for equation in equations(closed.jaxpr):
         for inner in _inner(equation):
-            if isinstance(inner, core.ClosedJaxpr):
+            if isinstance(inner, core.ClosedJaxpr) and inner.consts:
                 inner_keys = _raw_keys(inner.jaxpr)
                 for variable, constant in zip(inner.jaxpr.constvars, inner.consts, strict=True):
                     yield constant, variable in inner_keys

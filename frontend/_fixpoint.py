@@ -311,6 +311,7 @@ def infer_template(program: Program) -> Template:
         for what, layout in (("state", initial.layout), ("batch", batch), ("inputs", inputs))
         for spec in wide_leaves(layout.leaves)
     ]
+    wide += [f"init asks for {request}" for request in initial.requests]
     x64 = user_setting() or initial.x64 or bool(wide)
     with truncations() as truncated:
         fixpoint = find_fixpoint(program, initial.layout, batch, x64=x64)

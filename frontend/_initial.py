@@ -38,6 +38,7 @@ class Initial:
         init: the function, or None where the state was given.
         x64: whether `init` is traced with 64-bit types.
         key: the implementation of the key that `init` takes.
+        requests: the 64-bit types that `init` asks for by name, each with its line, where the user's setting is off.
     """
 
     layout: Layout
@@ -45,6 +46,7 @@ class Initial:
     init: Callable[[Any], Any] | None
     x64: bool
     key: str
+    requests: tuple[str, ...] = ()
 
     def cast(self, leaves: Sequence[LeafSpec]) -> tuple[Array, ...] | None:
         """The values in the types of the template, or None where an `init` function makes them.
@@ -106,14 +108,7 @@ def initial_state(program: Program) -> Initial:
     implementation = str(jax.config.jax_default_prng_impl)
     if not program.init_is_function:
         flat = flatten(program.init, "state", static=True)
-        abstract = [
-            f"  {shown_path(spec.path, 'state')}: {shown(spec)}"
-            for spec, value in zip(flat.layout.leaves, flat.values, strict=True)
-            if isinstance(value, jax.ShapeDtypeStruct)
-        ]
-        if abstract:
-            lines = ["init: expected the first values of the state, got only the types of these leaves:", *abstract]
-            raise ProgramError("\n".join([*lines, "Pass arrays, or a function init(key) that makes them."]))
+        _refuse_abstract(flat)
         return Initial(flat.layout, dict(enumerate(flat.values)), None, user_setting(), implementation)
     if implementation not in _KEY_WORDS:
         raise ProgramError(f"init: expected a jax_default_prng_impl of {', '.join(_KEY_WORDS)}, got {implementation!r}")
@@ -123,8 +118,20 @@ def initial_state(program: Program) -> Initial:
     if truncated and not x64:  # it asks for 64-bit types by name
         x64 = True
         flat = _trace_init(program.init, implementation, x64=True)
+    _refuse_abstract(flat)
     constants = {i: value for i, value in enumerate(flat.values) if not isinstance(value, jax.core.Tracer)}
-    return Initial(flat.layout, constants, program.init, x64, implementation)
+    return Initial(flat.layout, constants, program.init, x64, implementation, tuple(dict.fromkeys(truncated)))
+
+
+def _refuse_abstract(flat: Flat) -> None:
+    abstract = [
+        f"  {shown_path(spec.path, 'state')}: {shown(spec)}"
+        for spec, value in zip(flat.layout.leaves, flat.values, strict=True)
+        if isinstance(value, jax.ShapeDtypeStruct)
+    ]
+    if abstract:
+        lines = ["init: expected the first values of the state, got only the types of these leaves:", *abstract]
+        raise ProgramError("\n".join([*lines, "Pass arrays, or a function init(key) that makes them."]))
 
 
 def _trace_init(init: Callable[[Any], Any], implementation: str, *, x64: bool) -> Flat:

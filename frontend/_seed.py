@@ -143,7 +143,7 @@ def flatten(tree: Any, what: str, *, static: bool = False, numbers: bool = True)
         if count > 1
     ]
     if wrong:
-        raise ProgramError("\n".join([f"the {what} holds leaves that cannot be compiled:", *wrong]))
+        raise ProgramError("\n".join([f"leaves of the {what} cannot be compiled:", *wrong]))
     return Flat(Layout(treedef, tuple(specs), aside), tuple(values), tuple(weak))
 
 

@@ -85,6 +85,7 @@ def test_64_bit_leaves_stay_64_bit_with_x64_off(dtype, where):
 def test_an_init_that_asks_for_float64_gets_it():
     template = template_of(lambda key: {"a": jnp.zeros(3, jnp.float64)}, keep)
     assert template.state == {"a": ("float64", (3,))}
+    assert "init asks for float64 at " in template.notes[0]
 
 
 def test_a_step_that_asks_for_float64_in_a_float32_program_is_noted():

@@ -220,8 +220,10 @@ def raise_no_data(key):
     raise ValueError("no data")
 
 
-def test_a_state_without_values():
-    message = refusal({"w": jax.ShapeDtypeStruct((3,), "float32")}, lambda s, b: (s, {}), ProgramError)
+@pytest.mark.parametrize("made", ["given", "by init"])
+def test_a_state_without_values(made):
+    state = {"w": jax.ShapeDtypeStruct((3,), "float32")}
+    message = refusal(state if made == "given" else lambda key: state, lambda s, b: (s, {}), ProgramError)
     assert "  w: float32[3]\n" in message
 
 

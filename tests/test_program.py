@@ -64,7 +64,7 @@ def test_accepted(changes):
         ),
         (
             {"predict": step, "inputs": {"x": 1}},
-            "the inputs holds leaves that cannot be compiled:\n  x: expected an array",
+            "leaves of the inputs cannot be compiled:\n  x: expected an array",
         ),
         ({"name": "a/b"}, "name: expected a plain text"),
     ],
