@@ -25,6 +25,7 @@ _EXTENSION_DTYPES = {
 }
 
 
+@functools.lru_cache
 def dtype_from_name(name: str) -> np.dtype[Any]:
     """The numpy dtype of a name such as `float32` or `bfloat16`.
 
@@ -210,7 +211,7 @@ def _report(
     unexpected: list[str],
     leaves: Mapping[str, Any],
 ) -> str:
-    lines = [f"the {what} does not fit the template:"]
+    lines = [f"the {what} {'do' if what == 'inputs' else 'does'} not fit the template:"]
     for spec, got in sorted(wrong, key=lambda pair: pair[0].path):
         lines.append(f"  {shown_path(spec.path, what)}: expected {spec}, got {got}")
     for spec in sorted(missing, key=lambda spec: spec.path):
