@@ -187,7 +187,7 @@ class Artifact:
         return self._data[name]
 
     def initial_state(self) -> dict[str, Array]:
-        """The state that the program begins with, by leaf path: read-only views of the member `state.safetensors`.
+        """The state that the program begins with, by leaf path, from the member `state.safetensors`: read-only arrays.
 
         Raises:
             KeyError: if the artifact has no such member; then its function `init` makes the state.

@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fixstep.runtime._files import (
-    explain_os_error,
-    file_length,
-    open_ordinary,
-    read_exactly,
-    remove_abandoned,
-    sync_folder,
-    write_atomically,
-)
+from fixstep.runtime._files import explain_os_error, open_ordinary, remove_abandoned, sync_folder, write_atomically
 from fixstep.runtime._manifest import leaf_to_json, parse_leaves
 from fixstep.runtime._signature import Array, LeafSpec, check
 from fixstep.runtime._strict_json import dump_json, json_problems, parse_json
-from fixstep.runtime._tensors import (
-    data_pieces,
-    find_leaves,
-    header_byte_length,
-    leaf_arrays,
-    make_header,
-    parse_header,
-)
+from fixstep.runtime._tensors import decode_leaves, encode_leaves, read_metadata
 from fixstep.targets.errors import CheckpointError, TemplateError
 
-CHECKPOINT_FORMAT = "fixstep-checkpoint"
 CHECKPOINT_VERSION = 1
 
+_ENTRY = "fixstep"  # of the metadata: one, since the library writes several in an order that changes from run to run
 _NO_DIGEST = "0" * 64
-# The start of the metadata, before the digits of the SHA-256: with it they stand at one place in every file.
-_START = f'{{"__metadata__":{{"format":"{CHECKPOINT_FORMAT}","version":"{CHECKPOINT_VERSION}","sha256":"'.encode()
-_DIGEST_AT = 8 + len(_START)  # bytes from the start of the file
-_CHUNK_BYTE_LENGTH = 2**20
-_USE_ANOTHER = "Use the checkpoint before it."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,20 +42,6 @@ class Checkpoint:
     template: tuple[LeafSpec, ...] = dataclasses.field(repr=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Contents:
-    """All of a checkpoint but its leaves."""
-
-    program: str
-    steps: int
-    position: dict[str, Any]
-    template: tuple[LeafSpec, ...]
-    digest: str
-    header: bytes  # the first 8 bytes of the file too
-    starts: Mapping[str, int]
-    data_byte_length: int
-
-
 def write_checkpoint(
     path: str | os.PathLike[str],
     leaves: Mapping[str, Array],
@@ -87,8 +52,6 @@ def write_checkpoint(
     position: Mapping[str, Any],
 ) -> None:
     """Write a checkpoint; the file appears whole and synced, or not at all, and the same input gives the same bytes.
-
-    Leaves are streamed: no second copy of the state is made.
 
     Args:
         path: the file to write; an old one is replaced only when the new one is on the disk.
@@ -102,50 +65,31 @@ def write_checkpoint(
         CheckpointError: if the leaves do not fit the template, the position does not fit JSON, or the file cannot be
             written. An old file is unchanged.
     """
-    where = os.fspath(path)
     try:
         arrays = dict(zip((spec.path for spec in template), check(dict(leaves), tuple(template), "state"), strict=True))
-        metadata = _metadata(program, template, steps, position)
-        blank = make_header(template, metadata)
+        contents = {
+            "version": CHECKPOINT_VERSION,
+            "sha256": _NO_DIGEST,
+            "program": program,
+            "steps": steps,
+            "position": dict(position),
+            "template": [leaf_to_json(spec) for spec in template],
+        }
+        _check_contents(contents)
+        blank = encode_leaves(arrays, template, metadata={_ENTRY: dump_json(contents)})
     except (TemplateError, ValueError) as exc:
-        raise CheckpointError(f"{where}: cannot be written: {exc}\nNothing was written.") from exc
-    digest = hashlib.sha256(blank)
-    for piece in data_pieces(arrays, template):
-        digest.update(piece)
-    header = _with_digest(blank, digest.hexdigest())
+        raise CheckpointError(f"{os.fspath(path)}: cannot be written: {exc}\nNothing was written.") from exc
+    before, after = _around(blank, _NO_DIGEST)
 
     def write(file: BinaryIO) -> None:
-        file.write(header)
-        for piece in data_pieces(arrays, template):
-            file.write(piece)
+        file.write(before)
+        file.write(hashlib.sha256(blank).hexdigest().encode())
+        file.write(after)
 
     try:
         write_atomically(path, write)
     except OSError as exc:
         raise CheckpointError(explain_os_error("write", path, exc)) from exc
-
-
-def _metadata(program: str, template: Sequence[LeafSpec], steps: int, position: Mapping[str, Any]) -> dict[str, str]:
-    problems = json_problems(dict(position), "position")
-    if not isinstance(program, str) or not program:
-        problems.append(f"program: expected a digest, got {program!r}")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        problems.append(f"steps: expected an integer from 0, got {steps!r}")
-    if problems:
-        raise ValueError("; ".join(problems))
-    return {
-        "format": CHECKPOINT_FORMAT,
-        "version": str(CHECKPOINT_VERSION),
-        "sha256": _NO_DIGEST,
-        "program": program,
-        "steps": str(steps),
-        "position": dump_json(dict(position)),
-        "template": dump_json([leaf_to_json(spec) for spec in template]),
-    }
-
-
-def _with_digest(header: bytes, digest: str) -> bytes:
-    return header[:_DIGEST_AT] + digest.encode() + header[_DIGEST_AT + 64 :]
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -154,107 +98,75 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         CheckpointError: if the file cannot be read, is none, is damaged, or is of another version.
     """
-    with _errors(path), open_ordinary(path) as file:
-        contents = _read_header(file)
-        data = read_exactly(file, contents.data_byte_length)
-        _compare_digest(contents, [data])
-        leaves = leaf_arrays(data, contents.starts, contents.template)
-        return Checkpoint(leaves, contents.program, contents.steps, contents.position, contents.template)
-
-
-def verify_checkpoint(path: str | os.PathLike[str]) -> None:
-    """Check a checkpoint as `read_checkpoint` does, by its digest, without holding its leaves.
-
-    Raises:
-        CheckpointError: if it could not be read.
-    """
-    with _errors(path), open_ordinary(path) as file:
-        contents = _read_header(file)
-        _compare_digest(contents, _chunks(file, contents.data_byte_length))
-
-
-@contextlib.contextmanager
-def _errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns what can go wrong while reading into one message with the path."""
+    where = os.fspath(path)
     try:
-        yield
+        metadata, data = _read(path)
+        contents = _parse_contents(metadata)
+        if contents["version"] != CHECKPOINT_VERSION:
+            raise CheckpointError(
+                f"{where}: checkpoint version {contents['version']}, and this fixstep reads {CHECKPOINT_VERSION}: "
+                "use the fixstep that wrote it"
+            )
+        _check_digest(data, contents.get("sha256"))
+        _check_contents(contents)
+        template = parse_leaves(contents.get("template"), "template")
+        leaves = decode_leaves(data, template)
+        return Checkpoint(leaves, contents["program"], contents["steps"], contents["position"], template)
     except OSError as exc:
         raise CheckpointError(explain_os_error("read", path, exc)) from exc
-    except _VersionError as exc:
-        raise CheckpointError(f"{os.fspath(path)}: {exc}") from exc
-    except (ValueError, EOFError) as exc:
-        raise CheckpointError(f"{os.fspath(path)}: {exc}. {_USE_ANOTHER}") from exc
+    except ValueError as exc:
+        raise CheckpointError(f"{where}: {exc}. Use the checkpoint before it.") from exc
 
 
-class _VersionError(Exception):
-    """A whole file that this version of fixstep cannot read."""
+def _read(path: str | os.PathLike[str], attempts: int = 10) -> tuple[dict[str, str], bytes]:
+    """Metadata and bytes of one file; the library reads metadata by path only, so it opens the file once more."""
+    with open_ordinary(path) as file:
+        metadata = read_metadata(path)
+        if attempts > 1 and not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            return _read(path, attempts - 1)  # it was replaced in between
+        return metadata, file.read()
 
 
-def _chunks(file: BinaryIO, byte_length: int) -> Iterator[memoryview]:
-    for start in range(0, byte_length, _CHUNK_BYTE_LENGTH):
-        yield read_exactly(file, min(_CHUNK_BYTE_LENGTH, byte_length - start))
+def _parse_contents(metadata: Mapping[str, str]) -> dict[str, Any]:
+    if _ENTRY not in metadata:
+        raise ValueError(f"not a fixstep checkpoint: its metadata has no entry {_ENTRY!r}")
+    text = metadata[_ENTRY].encode()
+    contents = parse_json(text, limit=len(text))
+    if not isinstance(contents, dict) or type(contents.get("version")) is not int:
+        raise ValueError("not a fixstep checkpoint: its metadata states no version")
+    return contents
 
 
-def _compare_digest(contents: _Contents, data: Sequence[memoryview] | Iterator[memoryview]) -> None:
-    digest = hashlib.sha256(_with_digest(contents.header, _NO_DIGEST))
-    for piece in data:
-        digest.update(piece)
-    if digest.hexdigest() != contents.digest:
-        raise ValueError(f"damaged: expected SHA-256 {contents.digest}, got {digest.hexdigest()}")
+def _check_digest(data: bytes, digest: Any) -> None:
+    """Compare the SHA-256 of the whole file, which covers the library's header too, however it is laid out."""
+    if not isinstance(digest, str) or len(digest) != len(_NO_DIGEST) or not digest.isascii():
+        raise ValueError(f"damaged: expected a SHA-256 in the metadata, got {digest!r:.80}")
+    before, after = _around(data, digest)
+    got = hashlib.sha256(before)
+    got.update(_NO_DIGEST.encode())
+    got.update(after)
+    if got.hexdigest() != digest:
+        raise ValueError(f"damaged: expected SHA-256 {digest}, got {got.hexdigest()}")
 
 
-def _read_header(file: BinaryIO) -> _Contents:
-    """Everything before the data, checked but for the digest."""
-    byte_length = file_length(file)
-    first = bytes(read_exactly(file, min(8, byte_length)))
-    header_length = header_byte_length(first, byte_length)
-    text = bytes(read_exactly(file, header_length))
-    metadata, entries = parse_header(text)
-    _check_version(metadata, first + text)
-    data_byte_length = byte_length - 8 - header_length
-    template = _template(metadata.get("template", ""))
-    return _Contents(
-        program=metadata.get("program", ""),
-        steps=_steps(metadata.get("steps", "")),
-        position=_position(metadata.get("position", "")),
-        template=template,
-        digest=metadata["sha256"],
-        header=first + text,
-        starts=find_leaves(entries, template, data_byte_length),
-        data_byte_length=data_byte_length,
-    )
+def _around(data: bytes, digest: str) -> tuple[memoryview, memoryview]:
+    """What stands before and after the digest, which no other 64 digits precede in a file."""
+    start = data.find(digest.encode())
+    return memoryview(data)[:start], memoryview(data)[start + len(digest) :]
 
 
-def _check_version(metadata: Mapping[str, str], start: bytes) -> None:
-    got = metadata.get("format")
-    if got != CHECKPOINT_FORMAT:
-        raise ValueError(f"not a fixstep checkpoint: its format is {got!r:.60}, expected {CHECKPOINT_FORMAT!r}")
-    version = metadata.get("version", "")
-    if version.isascii() and version.isdigit() and version != str(CHECKPOINT_VERSION):
-        raise _VersionError(
-            f"checkpoint version {version:.20}, and this fixstep reads {CHECKPOINT_VERSION}: "
-            "use the fixstep that wrote it"
-        )
-    digits = start[_DIGEST_AT : _DIGEST_AT + 64]
-    if start[8:_DIGEST_AT] != _START or digits != metadata.get("sha256", "").encode() or len(digits) != 64:
-        raise ValueError("damaged: format, version and SHA-256 do not stand at the start of the header")
-
-
-def _steps(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 20):
-        raise ValueError(f"the metadata's steps are {text!r:.60}, expected an integer from 0")
-    return int(text)
-
-
-def _position(text: str) -> dict[str, Any]:
-    position = parse_json(text.encode(), limit=len(text.encode()))
+def _check_contents(contents: Mapping[str, Any]) -> None:
+    """Everything but the template, when it is written and when it is read."""
+    program, steps, position = (contents.get(key) for key in ("program", "steps", "position"))
+    problems = json_problems(position, "position", depth=1)
     if not isinstance(position, dict):
-        raise ValueError(f"the metadata's position is a {type(position).__name__}, expected an object")
-    return position
-
-
-def _template(text: str) -> tuple[LeafSpec, ...]:
-    return parse_leaves(parse_json(text.encode(), limit=len(text.encode())), "template")
+        problems.append(f"position: expected an object, got {position!r:.60}")
+    if not isinstance(program, str) or not program:
+        problems.append(f"program: expected a digest, got {program!r:.60}")
+    if type(steps) is not int or steps < 0:
+        problems.append(f"steps: expected an integer from 0, got {steps!r:.60}")
+    if problems:
+        raise ValueError("; ".join(problems))
 
 
 def explain_mismatch(expected: Sequence[LeafSpec], got: Sequence[LeafSpec]) -> str:
@@ -403,7 +315,7 @@ class CheckpointDirectory:
         if path in self._whole:
             return None
         try:
-            verify_checkpoint(path)
+            read_checkpoint(path)
         except CheckpointError as exc:
             return str(exc)
         self._whole.add(path)

@@ -127,6 +127,9 @@ def test_initial_state(tmp_path):
     members["state.safetensors"] = encode_leaves({"w": np.zeros(2, np.float32)}, (LeafSpec("w", "float32", (2,)),))
     with pytest.raises(ArtifactError, match=r"state.safetensors: .*\n  key: expected U32\[2\], missing\n"):
         Artifact.open(container(pairs(manifest, members)))
+    members["state.safetensors"] = encode_leaves(leaves, specs)[:-1]
+    with pytest.raises(ArtifactError, match=r"state.safetensors: not a whole safetensors file: "):
+        Artifact.open(container(pairs(manifest, members)))
 
 
 # Damage.

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import struct
@@ -5,24 +6,20 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors
+import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fixstep.runtime._checkpoint import (
-    explain_mismatch,
-    read_checkpoint,
-    verify_checkpoint,
-    write_checkpoint,
-)
+from fixstep.runtime import _checkpoint, _tensors
+from fixstep.runtime._checkpoint import explain_mismatch, read_checkpoint, write_checkpoint
 from fixstep.runtime._signature import LeafSpec, dtype_from_name
 from fixstep.targets.errors import CheckpointError
 
 STORED_AS = {
     "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "uint8": "U8", "uint16": "U16",
-    "uint32": "U32", "uint64": "U64", "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
+    "uint32": "U32", "uint64": "U64", "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "F32",
     "complex128": "F64", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-    "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "U8", "float8_e4m3fnuz": "U8", "float8_e5m2fnuz": "U8",
     "float8_e3m4": "U8", "float8_e4m3": "U8", "float8_e4m3b11fnuz": "U8", "float6_e2m3fn": "U8", "float6_e3m2fn": "U8",
     "float4_e2m1fn": "U8", "int1": "U8", "int2": "U8", "int4": "U8", "uint1": "U8", "uint2": "U8", "uint4": "U8",
 }  # fmt: skip
@@ -88,7 +85,7 @@ def test_other_programs_read_it(tmp_path):
     found = dict(safetensors.deserialize((tmp_path / "a").read_bytes()))
     assert {name: item["dtype"] for name, item in found.items()} == STORED_AS
     for dtype, array in leaves.items():
-        assert found[dtype]["shape"] == ([2, 3, 2] if dtype == "complex128" else [2, 3])
+        assert found[dtype]["shape"] == ([2, 3, 2] if dtype.startswith("complex") else [2, 3])
         assert bytes(found[dtype]["data"]) == array.tobytes()
 
 
@@ -158,30 +155,31 @@ def test_the_name_that_safetensors_keeps_for_itself(tmp_path):
 
 
 def test_golden_bytes(small):
-    header = (
-        b'{"__metadata__":{"format":"fixstep-checkpoint","version":"1",'
-        b'"sha256":"@","program":"' + b"ab" * 32 + b'","steps":"3","position":"{\\"epoch\\":1}",'
-        b'"template":"[{\\"path\\":\\"ok\\",\\"dtype\\":\\"bool\\",\\"shape\\":[],\\"key\\":null},'
-        b'{\\"path\\":\\"w\\",\\"dtype\\":\\"float32\\",\\"shape\\":[2],\\"key\\":null},'
-        b'{\\"path\\":\\"n\\",\\"dtype\\":\\"int64\\",\\"shape\\":[0,2],\\"key\\":null}]"},'
-        b'"n":{"dtype":"I64","shape":[0,2],"data_offsets":[0,0]},'
-        b'"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
-        b'"ok":{"dtype":"BOOL","shape":[],"data_offsets":[8,9]}}'
+    contents = (
+        b'{"version":1,"sha256":"' + b"0" * 64 + b'","program":"' + b"ab" * 32 + b'","steps":3,"position":{"epoch":1},'
+        b'"template":[{"path":"ok","dtype":"bool","shape":[],"key":null},'
+        b'{"path":"w","dtype":"float32","shape":[2],"key":null},{"path":"n","dtype":"int64","shape":[0,2],"key":null}]}'
     )
-    blank = header.replace(b"@", b"0" * 64)
-    blank += b" " * (-(8 + len(blank)) % 64)
-    blank = struct.pack("<Q", len(blank)) + blank + bytes.fromhex("0000803f 00000040 01")
-    assert small == resealed(blank)
-    assert small.index(b'"sha256":"') + 10 == 8 + 71  # where docs/checkpoint.md says that the digits are
+    header = b'{"__metadata__":{"fixstep":"' + contents.replace(b'"', b'\\"') + b'"},'
+    header += b'"n":{"dtype":"I64","shape":[0,2],"data_offsets":[0,0]},'
+    header += b'"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+    header += b'"ok":{"dtype":"BOOL","shape":[],"data_offsets":[8,9]}}'
+    header += b" " * (-len(header) % 8)
+    blank = struct.pack("<Q", len(header)) + header + bytes.fromhex("0000803f 00000040 01")
+    assert small == blank.replace(b"0" * 64, hashlib.sha256(blank).hexdigest().encode())
+
+
+def contents_of(data):
+    """What the metadata of a file says."""
+    header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+    return json.loads(header["__metadata__"]["fixstep"])
 
 
 def resealed(data):
     """The same file with the right SHA-256."""
-    import hashlib
-
-    start = data.index(b'"sha256":"') + 10
-    blank = data[:start] + b"0" * 64 + data[start + 64 :]
-    return data[:start] + hashlib.sha256(blank).hexdigest().encode() + data[start + 64 :]
+    digest = contents_of(data)["sha256"].encode()
+    blank = data.replace(digest, b"0" * 64, 1)
+    return data.replace(digest, hashlib.sha256(blank).hexdigest().encode(), 1)
 
 
 def test_same_input_same_bytes(tmp_path, small):
@@ -200,8 +198,6 @@ def test_every_flipped_byte_is_refused(small, tmp_path):
             damaged[position] ^= mask
             with pytest.raises(CheckpointError):
                 read(damaged, tmp_path)
-        with pytest.raises(CheckpointError):
-            verify_checkpoint(tmp_path / "read")
 
 
 def test_every_truncation_is_refused(small, tmp_path):
@@ -221,7 +217,11 @@ def with_header(data, change):
 
 
 def metadata(**values):
-    return lambda data: with_header(data, lambda header: header["__metadata__"].update(values))
+    def change(header):
+        contents = json.loads(header["__metadata__"]["fixstep"])
+        header["__metadata__"]["fixstep"] = json.dumps({**contents, **values})
+
+    return lambda data: with_header(data, change)
 
 
 def tensor(name, **values):
@@ -232,63 +232,60 @@ def without(name):
     return lambda data: with_header(data, lambda header: header.pop(name) and None)
 
 
-def raw_header(text):
-    padded = text + b" " * (-len(text) % 8)
-    return lambda data: struct.pack("<Q", len(padded)) + padded
+def other_metadata(**values):
+    return lambda data: safetensors.numpy.save({"w": np.zeros(2)}, values or None)
 
 
 def template_with(**values):
     leaf = {"path": "w", "dtype": "float32", "shape": [2], "key": None, **values}
-    return metadata(template=json.dumps([leaf]))
+    return metadata(template=[leaf])
 
 
+LIBRARY = "not a whole safetensors file: "  # what follows differs between the versions of the library
 BAD = {
-    "empty": (lambda data: b"", "0 bytes, too short to be a safetensors file"),
-    "short": (lambda data: b"1234567", "7 bytes, too short"),
-    "huge header": (lambda data: b"\xff" * 100, "a header of 18446744073709551615 bytes is stated, at most 100000000"),
-    "long header": (lambda data: struct.pack("<Q", 96) + bytes(92), "a header of 96 bytes .* in a file of 100 bytes"),
-    "odd header": (
-        lambda data: struct.pack("<Q", 9) + bytes(92),
-        "a header of 9 bytes is stated, expected a multiple of 8",
-    ),
-    "no JSON": (raw_header(b"hello"), "not JSON"),
-    "list": (raw_header(b"[]"), "the header is not a JSON object"),
-    "twice": (raw_header(b'{"a":1,"a":1}'), "the key 'a' occurs twice"),
-    "deep": (raw_header(b"[" * 10_000), "nested 10000 deep"),
-    "metadata": (raw_header(b'{"__metadata__":{"a":1}}'), "the metadata is not an object of texts"),
-    "foreign": (raw_header(b'{"__metadata__":{"format":"pt"}}'), "not a fixstep checkpoint: its format is 'pt'"),
-    "no metadata": (raw_header(b"{}"), "not a fixstep checkpoint: its format is None"),
-    "newer": (metadata(version="2"), "checkpoint version 2, and this fixstep reads 1: use the fixstep that wrote it"),
-    "version": (metadata(version="x"), "do not stand at the start of the header"),
-    "place": (lambda data: data.replace(b'"format":', b'"format" :'), "do not stand at the start of the header"),
-    "digest": (lambda data: resealed(data).replace(b"\x01", b"\x00"), "damaged: expected SHA-256 .*, got "),
-    "steps": (metadata(steps="-1"), "the metadata's steps are '-1', expected an integer from 0"),
-    "position": (metadata(position="[]"), "the metadata's position is a list, expected an object"),
-    "position JSON": (metadata(position="{"), "not JSON"),
-    "position NaN": (metadata(position='{"a":NaN}'), "NaN is not a JSON number"),
-    "template": (metadata(template="{}"), "template: expected a list, got {}"),
-    "template leaf": (metadata(template="[1]"), "template/0: expected an object, got 1"),
+    "empty": (lambda data: b"", LIBRARY),
+    "short": (lambda data: b"1234567", LIBRARY),
+    "huge header": (lambda data: b"\xff" * 100, LIBRARY),
+    "long header": (lambda data: struct.pack("<Q", 96) + bytes(92), LIBRARY),
+    "no JSON": (lambda data: struct.pack("<Q", 8) + b"hello   ", LIBRARY),
+    "cut": (lambda data: data[:-1], LIBRARY),
+    "trailing": (lambda data: data + b"\0", LIBRARY),
+    "overlap": (tensor("ok", data_offsets=[0, 1]), LIBRARY),
+    "hole": (tensor("ok", data_offsets=[9, 10]), LIBRARY),
+    "length": (tensor("w", data_offsets=[0, 4]), LIBRARY),
+    "no metadata": (other_metadata(), "not a fixstep checkpoint: its metadata has no entry 'fixstep'"),
+    "foreign": (other_metadata(format="pt"), "not a fixstep checkpoint: its metadata has no entry 'fixstep'"),
+    "contents": (other_metadata(fixstep="1"), "not a fixstep checkpoint: its metadata states no version"),
+    "no version": (other_metadata(fixstep="{}"), "not a fixstep checkpoint: its metadata states no version"),
+    "contents JSON": (other_metadata(fixstep="{"), "not JSON"),
+    "contents NaN": (other_metadata(fixstep='{"a":NaN}'), "NaN is not a JSON number"),
+    "twice": (other_metadata(fixstep='{"a":1,"a":1}'), "the key 'a' occurs twice"),
+    "deep": (other_metadata(fixstep="[" * 10_000), "nested 10000 deep"),
+    "newer": (metadata(version=2), "checkpoint version 2, and this fixstep reads 1: use the fixstep that wrote it"),
+    "version": (metadata(version=True), "not a fixstep checkpoint: its metadata states no version"),
+    "no digest": (other_metadata(fixstep='{"version":1}'), "damaged: expected a SHA-256 in the metadata, got None"),
+    "odd digest": (other_metadata(fixstep='{"version":1,"sha256":"0"}'), "expected a SHA-256 in the metadata, got '0'"),
+    "digest": (lambda data: data.replace(b"\x01", b"\x00"), "damaged: expected SHA-256 .*, got "),
+    "program": (metadata(program=""), "program: expected a digest, got ''"),
+    "steps": (metadata(steps=-1), "steps: expected an integer from 0, got -1"),
+    "float steps": (metadata(steps=1.0), "steps: expected an integer from 0, got 1.0"),
+    "position": (metadata(position=[]), r"position: expected an object, got \[\]"),
+    "template": (metadata(template={}), "template: expected a list, got {}"),
+    "no template": (metadata(template=None), "template: expected a list, got None"),
+    "template leaf": (metadata(template=[1]), "template/0: expected an object, got 1"),
     "template dtype": (template_with(dtype="float33"), "template/0/dtype: unknown dtype 'float33'"),
     "template shape": (template_with(shape=[2**62, 4]), r"template/0/shape: expected fewer than 2\*\*63 bytes"),
     "template twice": (
-        metadata(template=json.dumps([{"path": "w", "dtype": "float32", "shape": [2], "key": None}] * 2)),
+        metadata(template=[{"path": "w", "dtype": "float32", "shape": [2], "key": None}] * 2),
         "the leaf path 'w' occurs twice",
     ),
-    "missing": (without("w"), r"w: expected F32\[2\], missing"),
-    "extra": (tensor("v", dtype="F32", shape=[], data_offsets=[9, 13]), "v: unexpected"),
-    "dtype": (tensor("w", dtype="I32"), r"w: expected F32\[2\], got 'I32' with shape \[2\]"),
-    "shape": (tensor("w", shape=[1, 2]), r"w: expected F32\[2\], got 'F32' with shape \[1, 2\]"),
-    "bool shape": (tensor("w", shape=[True]), r"w: expected F32\[2\], got 'F32' with shape \[True\]"),
-    "float shape": (tensor("w", shape=[2.0]), r"w: expected F32\[2\], got 'F32' with shape \[2.0\]"),
-    "key": (tensor("w", more=1), r"w: expected F32\[2\], got {"),
-    "offsets": (tensor("w", data_offsets=[0]), r"w: expected F32\[2\], got the offsets \[0\]"),
-    "negative": (tensor("w", data_offsets=[-8, 0]), r"w: expected F32\[2\], got the offsets -8 to 0"),
-    "length": (tensor("w", data_offsets=[0, 4]), r"got the offsets 0 to 4, not 8 bytes"),
-    "alignment": (tensor("w", data_offsets=[1, 9]), r"got the offsets 1 to 9, not 8 bytes at a multiple of 4"),
-    "overlap": (tensor("ok", data_offsets=[0, 1]), "leave a hole or overlap at byte 1"),
-    "hole": (tensor("ok", data_offsets=[9, 10]), "leave a hole or overlap at byte 8"),
-    "cut": (lambda data: data[:-1], "the tensors have 9 bytes, the file holds 8 of data"),
-    "trailing": (lambda data: resealed(data + b"\0"), "the tensors have 9 bytes, the file holds 10 of data"),
+    "missing": (
+        metadata(template=[{"path": "x", "dtype": "int4", "shape": [3, 1], "key": None}]),
+        r"\n  n: unexpected\n  ok: unexpected\n  w: unexpected\n  x: expected U8\[3,1\], missing",
+    ),
+    "extra": (tensor("v", dtype="F32", shape=[0], data_offsets=[9, 9]), "v: unexpected"),
+    "dtype": (tensor("w", dtype="I32"), r"w: expected F32\[2\], got I32\[2\]"),
+    "shape": (tensor("w", shape=[1, 2]), r"w: expected F32\[2\], got F32\[1,2\]"),
     "bool": (lambda data: resealed(data[:-1] + b"\2"), "ok: a bool is neither 0 nor 1"),
 }
 
@@ -301,19 +298,29 @@ def test_bad_files_are_named(name, small, tmp_path):
     assert str(caught.value).startswith(f"{tmp_path / 'read'}: ")
 
 
-def test_tensors_may_stand_in_another_order(small, tmp_path):
-    def reorder(header):
-        header["ok"]["data_offsets"], header["w"]["data_offsets"] = [0, 1], [4, 12]
-        header["w"]["data_offsets"] = [4, 12]
-
-    with pytest.raises(CheckpointError, match="leave a hole or overlap at byte 1"):
-        read(with_header(small, reorder), tmp_path)
-
+def test_another_layout_of_the_same_content_is_damage_until_it_is_sealed(small, tmp_path):
     def backwards(header):
         for name in [name for name in header if name != "__metadata__"][::-1]:
             header[name] = header.pop(name)
 
-    assert same_bits(read(with_header(small, backwards), tmp_path).leaves["w"], SMALL["w"])
+    changed = with_header(small, backwards)
+    assert same_bits(read(changed, tmp_path).leaves["w"], SMALL["w"])
+    digests = [contents_of(data)["sha256"].encode() for data in (changed, small)]
+    with pytest.raises(CheckpointError, match="damaged: expected SHA-256"):
+        read(changed.replace(*digests), tmp_path)
+
+
+def test_a_file_replaced_while_it_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    save(path, SMALL, steps=1)
+
+    def replace_first(path):
+        monkeypatch.undo()
+        save(path, SMALL, steps=2)
+        return _tensors.read_metadata(path)
+
+    monkeypatch.setattr(_checkpoint, "read_metadata", replace_first)
+    assert read_checkpoint(path).steps == 2
 
 
 # Writing.
@@ -329,6 +336,7 @@ def test_what_cannot_be_written_is_named(tmp_path):
         ({"program": ""}, "program: expected a digest, got ''"),
         ({"template": (LeafSpec("w", "float64", (2,)),)}, r"w: expected float64\[2\], got float32\[2\]"),
         ({"template": (LeafSpec("v", "float32", (2,)),)}, "v: expected .*, missing"),
+        ({"template": (LeafSpec("w", "float32", (2,)),) * 2}, "the leaf path 'w' occurs twice"),
     ]:
         with pytest.raises(
             CheckpointError, match=f"{path}: cannot be written: (?s:.*){message}(?s:.*)\nNothing was written"

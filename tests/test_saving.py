@@ -204,20 +204,6 @@ def test_a_full_disk_leaves_the_old_file(little_disk):
     assert (read_checkpoint(path).leaves["w"] == old["w"]).all()
 
 
-def test_saving_makes_no_second_copy_of_the_state(tmp_path):
-    code = (
-        "save(1)\nimport resource\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "leaves = {spec.path: np.full(spec.shape, 1, np.float32) for spec in template}\n"
-        "write_checkpoint(folder / 'a', leaves, program='p', template=template, steps=1, position={})\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
-    )
-    with child(code, tmp_path, 8_000_000) as process:  # 64 MB in two leaves
-        out, err = process.communicate(timeout=60)
-    assert err == ""
-    assert int(out) < 16_000  # KiB; the leaves of the first save were released before
-
-
 # The folder.
 
 
@@ -249,7 +235,7 @@ def test_a_damaged_newest_is_passed_over(tmp_path):
     latest = CheckpointDirectory(tmp_path / "runs").latest()
     assert latest.path == paths[0]
     assert [str(path) in note for path, note in zip(paths[:0:-1], latest.notes, strict=True)] == [True, True]
-    assert "too short" in latest.notes[1]
+    assert "not a whole safetensors file" in latest.notes[1]
     paths[0].unlink()
     with pytest.raises(
         CheckpointError, match=r"no checkpoint in the folder can be read:\n.*step-00000003(?s:.*)step-00000002"
