@@ -10,11 +10,13 @@ from fixstep.frontend.rewrites import (  # noqa: F401  (each registers its rules
     _arctangent,
     _control,
     _conversion,
+    _cumulative,
     _float64,
     _random,
     _roots_and_powers,
     _scatter,
     _trigonometry,
+    _unsigned,
 )
 from fixstep.frontend.rewrites._evaluate import rewrite_function
 from fixstep.frontend.rewrites._module import rewrite_module
