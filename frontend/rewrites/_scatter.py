@@ -53,6 +53,14 @@ def scatter(operand: Array, indices: Array, updates: Array, **params: Any) -> Ar
     """A scatter that assigns: what is out of range lands in a margin that is cut off."""
     if not _needs_rule(operand, indices, params):
         return None
+    if operand.dtype.kind == "c" and _assigns(params["update_jaxpr"]):
+        # IREE's compiler crashes on a complex array with a margin.
+        parts = [_assign(part(operand), indices, part(updates), params) for part in (lax.real, lax.imag)]
+        return lax.complex(*parts)
+    return _assign(operand, indices, updates, params)
+
+
+def _assign(operand: Array, indices: Array, updates: Array, params: dict[str, Any]) -> Array:
     numbers = params["dimension_numbers"]
     inside = _inside(operand, indices, updates, numbers)
     if math.prod(indices.shape[:-1]) == 1 and _assigns(params["update_jaxpr"]) and not numbers.operand_batching_dims:
@@ -67,7 +75,10 @@ def scatter(operand: Array, indices: Array, updates: Array, **params: Any) -> Ar
     away = jnp.broadcast_to(outside.astype(wide.dtype), indices.shape)
     wide = lax.select(lax.broadcast_in_dim(inside, indices.shape, range(inside.ndim)), wide, away)
     params = {**params, "mode": _CLIP, "indices_are_sorted": False}
-    result = lax.scatter_p.bind(padded, wide, updates, **params)
+    if _assigns(params["update_jaxpr"]):
+        result = lax.scatter(padded, wide, updates, numbers, mode=_CLIP, unique_indices=params["unique_indices"])
+    else:
+        result = lax.scatter_p.bind(padded, wide, updates, **params)
     return lax.slice(result, [0] * operand.ndim, operand.shape)
 
 
@@ -94,7 +105,8 @@ def _inside(operand: Array, indices: Array, updates: Array, numbers: Any) -> Arr
     inside = lax.le(indices, jnp.broadcast_to(high, indices.shape))
     if indices.dtype.kind == "i":
         inside = lax.bitwise_and(inside, lax.ge(indices, lax.full_like(indices, 0)))
-    inside = lax.bitwise_and(inside, jnp.broadcast_to(possible, indices.shape))
+    if not possible.all():
+        inside = lax.bitwise_and(inside, jnp.broadcast_to(possible, indices.shape))
     return lax.reduce_and(inside, axes=(indices.ndim - 1,))
 
 
