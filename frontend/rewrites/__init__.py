@@ -11,6 +11,7 @@ from fixstep.frontend.rewrites import (  # noqa: F401  (each registers its rules
     _control,
     _conversion,
     _cumulative,
+    _float8,
     _float64,
     _random,
     _roots_and_powers,

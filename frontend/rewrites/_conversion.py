@@ -19,6 +19,7 @@ def _is_float_to_integer(*dtypes: np.dtype[Any]) -> bool:
     return dtypes[0].name in ("bfloat16", "float16", "float32", "float64") and dtypes[-1].kind in "iu"
 
 
+@replacement("stablehlo.convert", applies=_is_float_to_integer, takes_result_dtype=True)
 def float_to_integer(x: Array, dtype: np.dtype[Any]) -> Array:
     """A float as an integer: NaN is 0, everything else rounds towards zero and saturates."""
     x = widened(x)
@@ -28,7 +29,3 @@ def float_to_integer(x: Array, dtype: np.dtype[Any]) -> Array:
     inside = jnp.clip(jnp.where(jnp.isnan(x), full(x, 0.0), x), full(x, lowest), full(x, highest))
     result = inside.astype(dtype)
     return jnp.where(x >= full(x, above), full(x, limits.max, dtype), result)
-
-
-float_to_integer.takes_result_dtype = True  # type: ignore[attr-defined]
-replacement("stablehlo.convert", applies=_is_float_to_integer)(float_to_integer)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fixstep.frontend.rewrites._real import Array, full, is_double
+from fixstep.frontend.rewrites._real import Array, copy_sign, full, is_double
 from fixstep.frontend.rewrites._replace import replacement
 
 
@@ -41,11 +41,6 @@ def tanh(x: Array) -> Array:
     e = expm1(full(x, 2.0) * size)
     result = jnp.where(size == full(x, 22.0), full(x, 1.0), e / (e + full(x, 2.0)))
     return jnp.where(jnp.isnan(x), x, copy_sign(result, x))
-
-
-def copy_sign(size: Array, sign: Array) -> Array:
-    """A number with the sign of another, zeros included."""
-    return jnp.where(jnp.signbit(sign), -size, size)
 
 
 @replacement("stablehlo.remainder", applies=is_double)

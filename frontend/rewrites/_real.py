@@ -33,3 +33,8 @@ def widened(x: Array) -> Array:
 def full(x: Array, value: Any, dtype: Any = None) -> Array:
     """An array of one value, of the shape of another and by default of its dtype."""
     return jnp.full(x.shape, value, x.dtype if dtype is None else dtype)
+
+
+def copy_sign(size: Array, sign: Array) -> Array:
+    """A number with the sign of another, zeros included."""
+    return jnp.where(jnp.signbit(sign), -size, size)

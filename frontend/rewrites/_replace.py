@@ -28,6 +28,10 @@ _DTYPES = {
     "bf16": "bfloat16",
     "complex<f32>": "complex64",
     "complex<f64>": "complex128",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E4M3FNUZ": "float8_e4m3fnuz",
+    "f8E5M2": "float8_e5m2",
+    "f8E5M2FNUZ": "float8_e5m2fnuz",
 }
 
 
@@ -38,29 +42,34 @@ class Replacement:
     Attributes:
         function: from the operation's operands to its result, in JAX; nothing of it is replaced again.
         applies: from the dtypes of operands and result to whether the operation is one to replace.
+        takes_result_dtype: whether the function is also given the dtype that its result must have.
     """
 
     function: Callable[..., Any]
     applies: Callable[..., bool]
+    takes_result_dtype: bool
 
 
 REPLACEMENTS: dict[str, list[Replacement]] = {}
 """Replacements by operation (`stablehlo.sine`), in the order of registration."""
 
 
-def replacement(name: str, *, applies: Callable[..., bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def replacement(
+    name: str, *, applies: Callable[..., bool], takes_result_dtype: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function to take the place of an operation.
 
     Args:
         name: the operation, `stablehlo.sine`.
         applies: called with the dtypes of the operands and then of the result.
+        takes_result_dtype: give the function the dtype that its result must have, after the operands.
 
     Returns:
         A decorator that returns the function unchanged.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        REPLACEMENTS.setdefault(name, []).append(Replacement(function, applies))
+        REPLACEMENTS.setdefault(name, []).append(Replacement(function, applies, takes_result_dtype))
         return function
 
     return register
@@ -94,14 +103,14 @@ def replace_operations(module: Any) -> int:
             continue
         for entry in entries:
             if entry.applies(*dtypes):
-                _replace(op, entry.function, dtypes, bodies)
+                _replace(op, entry, dtypes, bodies)
                 count += 1
                 break
     return count
 
 
 def dtype_of(type_: Any) -> np.dtype[Any] | None:
-    """The dtype of a tensor's elements, or None if it has none (a token, float8)."""
+    """The dtype of a tensor's elements, or None if it has none that JAX and IREE share."""
     if not isinstance(type_, ir.RankedTensorType):
         return None
     name = _DTYPES.get(str(type_.element_type))
@@ -110,12 +119,16 @@ def dtype_of(type_: Any) -> np.dtype[Any] | None:
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
-def _replace(op: Any, function: Callable[..., Any], dtypes: list[Any], bodies: dict[tuple[Any, ...], Any]) -> None:
+def _replace(op: Any, entry: Replacement, dtypes: list[Any], bodies: dict[tuple[Any, ...], Any]) -> None:
     shapes = [tuple(ir.RankedTensorType(value.type).shape) for value in op.operands]
-    key = (function, *((str(dtype), shape) for dtype, shape in zip(dtypes, shapes, strict=False)), str(dtypes[-1]))
+    key = (
+        entry.function,
+        *((str(dtype), shape) for dtype, shape in zip(dtypes, shapes, strict=False)),
+        str(dtypes[-1]),
+    )
     if key not in bodies:
         arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=False)]
-        bodies[key] = _lowered(function, arguments, dtypes[-1], op.context)
+        bodies[key] = _lowered(entry, arguments, dtypes[-1], op.context)
     main = next(f for f in operations(bodies[key]) if f.name == "func.func")
     with ir.InsertionPoint(op):
         results = clone_body(main, list(op.operands), op.location)
@@ -124,12 +137,12 @@ def _replace(op: Any, function: Callable[..., Any], dtypes: list[Any], bodies: d
     op.erase()
 
 
-def _lowered(function: Callable[..., Any], arguments: list[Any], result: Any, context: Any) -> Any:
-    """A module whose one function computes `function`."""
+def _lowered(entry: Replacement, arguments: list[Any], result: Any, context: Any) -> Any:
+    """A module whose one function computes what takes the place of an operation."""
 
     def main(*operands: Any) -> Any:
-        value = function(*operands, result) if getattr(function, "takes_result_dtype", False) else function(*operands)
-        assert value.dtype == result, f"{function.__name__} gave {value.dtype} where {result} was expected"
+        value = entry.function(*operands, result) if entry.takes_result_dtype else entry.function(*operands)
+        assert value.dtype == result, f"{entry.function.__name__} gave {value.dtype} where {result} was expected"
         return value
 
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
