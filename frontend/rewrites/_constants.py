@@ -11,7 +11,7 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from fixstep.frontend.rewrites._walk import Dataflow, element_count, operations
+from fixstep.frontend.rewrites._walk import constant_values, element_count, operations
 
 _REDUCTIONS = ("stablehlo.reduce", "stablehlo.reduce_window", "stablehlo.dot_general", "stablehlo.convolution")
 
@@ -22,7 +22,7 @@ def hide_constants(module: Any) -> int:
     Returns:
         The number of barriers made.
     """
-    dataflow = Dataflow(module)
+    constants = constant_values(module)
     count = 0
     for op in operations(module):
         if op.name not in _REDUCTIONS:
@@ -30,7 +30,7 @@ def hide_constants(module: Any) -> int:
         reduced = len(op.operands) // 2 if "reduce" in op.name else len(op.operands)
         for index in range(reduced):
             value = op.operands[index]
-            if element_count(value.type) > 1 and not dataflow.depends_on_argument(value):
+            if element_count(value.type) > 1 and value in constants:
                 with ir.InsertionPoint(op), op.location:
                     op.operands[index] = stablehlo.optimization_barrier([value])
                 count += 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-Array = jax.Array
+Array = Any
+"""A jax.Array or a tracer; what JAX's functions return is untyped here, as the types of jax._src are not followed."""
 
 HALVES = ("bfloat16", "float16")
 SINGLE = "float32"

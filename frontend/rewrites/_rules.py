@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-from jax.extend import core as jex_core
-
-Array = jax.Array
-Primitive = jex_core.Primitive
+Primitive = Any
+"""A jax.extend.core.Primitive."""
 Rule = Callable[..., Any]
 
 RULES: dict[Primitive, list[Rule]] = {}

@@ -133,7 +133,7 @@ def _identity(name: str, dtype: np.dtype[Any]) -> Any:
 
 def _assigns(update: Any) -> bool:
     """Whether the update takes the place of the old value, rather than being computed from it."""
-    return update is None or update.outvars[0] is update.invars[1]
+    return update is None or bool(update.outvars[0] is update.invars[1])
 
 
 def _assign_one(operand: Array, indices: Array, updates: Array, inside: Array, numbers: Any) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from fixstep.frontend.rewrites._walk import Dataflow, enclosing_function, operations, symbol
+from fixstep.frontend.rewrites._walk import callers, enclosing_function, operations, symbol
 
 _COLLECTIVE = "a collective of several devices; a step runs on one"
 _CALLBACK = "a callback into Python, which is absent when the artifact runs"
@@ -60,12 +60,12 @@ def unlowerable_operations(module: Any) -> list[tuple[str, str, str]]:
     """
     found: dict[tuple[str, str, str], None] = {}
     with module.context:
-        dataflow = Dataflow(module)
+        reached_by = callers(module)
         for op in operations(module):
             refused = _refused(op)
             if refused is not None:
                 name, why = refused
-                found[name, user_line(op, dataflow), why] = None
+                found[name, user_line(op, reached_by), why] = None
     return list(found)
 
 
@@ -96,29 +96,29 @@ def _fft_reason(op: Any) -> str | None:
     return None
 
 
-def user_line(op: Any, dataflow: Dataflow | None = None) -> str:
+def user_line(op: Any, reached_by: dict[str, list[Any]] | None = None) -> str:
     """The innermost line of the user's that an operation came from, as `file:line`, or "".
 
     Frames within installed libraries are passed over where there is one outside. An operation whose own location
     names no file has that of the call that it is reached by.
     """
     frames = _frames(op.location)
-    if not frames and dataflow is not None:
-        frames = [frame for call in _calls_of(op, dataflow, set()) for frame in _frames(call.location)]
+    if not frames and reached_by is not None:
+        frames = [frame for call in _calls_of(op, reached_by, set()) for frame in _frames(call.location)]
     for file, line in frames:
         if not _is_library(file):
             return f"{file}:{line}"
     return f"{frames[0][0]}:{frames[0][1]}" if frames else ""
 
 
-def _calls_of(op: Any, dataflow: Dataflow, seen: set[str]) -> list[Any]:
+def _calls_of(op: Any, reached_by: dict[str, list[Any]], seen: set[str]) -> list[Any]:
     """The calls by which the function of an operation is reached, nearest first."""
     name = symbol(enclosing_function(op))
     if name in seen:
         return []
     seen.add(name)
-    direct = dataflow.callers.get(name, [])
-    return [*direct, *(outer for call in direct for outer in _calls_of(call, dataflow, seen))]
+    direct = reached_by.get(name, [])
+    return [*direct, *(outer for call in direct for outer in _calls_of(call, reached_by, seen))]
 
 
 def _frames(location: Any) -> list[tuple[str, int]]:

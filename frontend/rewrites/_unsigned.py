@@ -12,10 +12,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive
 
 from fixstep.frontend.rewrites._real import Array
-from fixstep.frontend.rewrites._rules import rule
+from fixstep.frontend.rewrites._rules import Primitive, rule
 
 
 def _register(primitive: Primitive, *, ordered: bool) -> None:

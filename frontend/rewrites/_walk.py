@@ -62,53 +62,28 @@ def is_argument(value: Any) -> bool:
     return isinstance(value.maybe_downcast() if hasattr(value, "maybe_downcast") else value, ir.BlockArgument)
 
 
-class Dataflow:
-    """Where the values of a module come from."""
+def callers(module: Any) -> dict[str, list[Any]]:
+    """The operations that enter each function, by the function's name."""
+    found: dict[str, list[Any]] = {}
+    for op in operations(module):
+        entered = callee(op)
+        if entered is not None:
+            found.setdefault(entered, []).append(op)
+    return found
 
-    def __init__(self, module: Any) -> None:
-        self.callers: dict[str, list[Any]] = {}
-        self.functions: dict[str, Any] = {}
-        for op in operations(module):
-            if op.name == "func.func":
-                self.functions[symbol(op)] = op
-            entered = callee(op)
-            if entered is not None:
-                self.callers.setdefault(entered, []).append(op)
-        self._depends: dict[Any, bool] = {}
 
-    def depends_on_argument(self, value: Any) -> bool:
-        """Whether a value depends on an argument of a public function.
+def constant_values(module: Any) -> set[Any]:
+    """The results that depend on no argument, in a module whose calls are inlined.
 
-        A value that does not is a constant to the compiler, whatever computes it. Values that flow round a loop count
-        as dependent: the compiler does not see through them.
-        """
-        known = self._depends.get(value)
-        if known is not None:
-            return known
-        self._depends[value] = False  # a cycle adds nothing of its own
-        result = self._argument_depends(value) if is_argument(value) else self._result_depends(value)
-        self._depends[value] = result
-        return result
-
-    def _argument_depends(self, value: Any) -> bool:
-        argument = ir.BlockArgument(value)
-        owner = argument.owner.owner.operation
-        if owner.name != "func.func":
-            return True
-        if is_public(owner):
-            return True
-        calls = self.callers.get(symbol(owner), [])
-        return any(self.depends_on_argument(call.operands[argument.arg_number]) for call in calls)
-
-    def _result_depends(self, value: Any) -> bool:
-        op = value.owner.operation if hasattr(value.owner, "operation") else value.owner
-        if op.name == "stablehlo.optimization_barrier":
-            return True
-        if len(op.regions) > 0 and op.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if"):
-            return True
-        if any(self.depends_on_argument(operand) for operand in op.operands):
-            return True
-        return op.name == "stablehlo.rng_bit_generator"
+    To the compiler they are constants, whatever computes them. What flows round a loop, and what comes from behind a
+    barrier, does not count: the compiler does not see through those.
+    """
+    constants: set[Any] = set()
+    for op in operations(module):
+        opaque = op.name in ("stablehlo.optimization_barrier", "stablehlo.rng_bit_generator", "stablehlo.while")
+        if not opaque and all(operand in constants for operand in op.operands) and "case" not in op.name:
+            constants.update(op.results)
+    return constants
 
 
 def terminator(region: Any) -> Any:
