@@ -7,7 +7,7 @@ from typing import Any
 from fixstep.frontend.rewrites._clean import clean
 from fixstep.frontend.rewrites._constants import hide_constants
 from fixstep.frontend.rewrites._copies import guard_copies
-from fixstep.frontend.rewrites._exchanged_carries import separate_carries
+from fixstep.frontend.rewrites._carries import separate_carries
 from fixstep.frontend.rewrites._gather import clamp_gathers
 from fixstep.frontend.rewrites._inline import inline_calls
 from fixstep.frontend.rewrites._replace import replace_operations
