@@ -420,7 +420,7 @@ def _open(artifact: Artifact, wanted: str | None, device: str | None) -> tuple[C
             target = targets.parse(entry["text"])
             reason = target.unavailable(entry["requires"])
             if reason is None:
-                opened = Device(target.open_device(device, bytes_per_step=bytes_per_step))
+                opened = Device(target.open_device(device, entry["requires"], bytes_per_step=bytes_per_step))
                 module = opened.load(artifact.member(entry["module"]))
                 return Choice(entry["text"], opened.name, tuple(reasons)), opened, module
         except (TargetError, DeviceError) as exc:

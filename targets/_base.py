@@ -27,11 +27,12 @@ class Target(Protocol):
         """What to use instead of a dtype that the target cannot hold or compute with; None if it can."""
         ...
 
-    def requirements(self, configured: str) -> dict[str, Any]:
-        """What a machine needs to run the compiled code, as JSON for the artifact.
+    def requirements(self, configured: str, module: str) -> dict[str, Any]:
+        """What the compiled code needs of a machine and its device, as JSON for the artifact.
 
         Args:
             configured: the `#hal.executable.target` attribute that the compiler made of the flags.
+            module: the StableHLO text that is compiled.
         """
         ...
 
@@ -39,11 +40,12 @@ class Target(Protocol):
         """Why this machine cannot run code with these requirements; None if it can."""
         ...
 
-    def open_device(self, device: str | None, *, bytes_per_step: int) -> Any:
+    def open_device(self, device: str | None, requirements: Mapping[str, Any], *, bytes_per_step: int) -> Any:
         """Open a device of this target.
 
         Args:
             device: which one, as the target's file says; None for the default.
+            requirements: those of the code that will run on it.
             bytes_per_step: bytes of state and batch that a step touches, a hint of its size.
 
         Returns:

@@ -1,7 +1,8 @@
 """The CPU target.
 
-Options: none (portable: any processor of this machine's architecture; on x86-64, any since 2009), `host` (this machine's processor), the LLVM name of a
-processor (`x86-64-v3`, `znver4`), or a target triple (`aarch64-linux-gnu`), which cross-compiles.
+Options: none (portable: any processor of this machine's architecture; on x86-64, any since 2009), `host` (the processor
+of this machine), the LLVM name of a processor (`x86-64-v3`, `znver4`), or a target triple (`aarch64-linux-gnu`), which
+cross-compiles.
 """
 
 from __future__ import annotations
@@ -94,16 +95,19 @@ class Cpu:
         """What to use instead of a dtype that IREE's CPU code does not hold or computes wrongly."""
         return _UNSUPPORTED.get(dtype)
 
-    def requirements(self, configured: str) -> dict[str, Any]:
-        """The architecture and the processor features that the code may use."""
+    def requirements(self, configured: str, module: str) -> dict[str, Any]:
+        """The architecture, the processor features that the code may use, and whether it has to run in one thread."""
         triple = re.search(r'target_triple = "([^-"]+)', configured)
         features = re.search(r'cpu_features = "([^"]*)"', configured)
         architecture = triple.group(1) if triple else platform.machine().lower()
         wanted = {name[1:] for name in features.group(1).split(",") if name.startswith("+")} if features else set()
-        known = (
-            wanted & set(_ARM_FLAG) if architecture == "aarch64" else {f for f in wanted if _X86_CHECKED.fullmatch(f)}
-        )
-        return {"architecture": architecture, "features": sorted(known)}
+        checked = _ARM_CHECKED if architecture == "aarch64" else _X86_CHECKED
+        return {
+            "architecture": architecture,
+            "features": sorted(name for name in wanted if checked.fullmatch(name)),
+            # The branch back to a loop's head can lose a fence; with worker threads nothing else keeps the order.
+            "one_thread": "stablehlo.while" in module or "stablehlo.case" in module,
+        }
 
     def unavailable(self, requirements: Mapping[str, Any]) -> str | None:
         """Why this machine's processor cannot run the code: an illegal instruction would end the process."""
@@ -118,12 +122,13 @@ class Cpu:
             return f"this processor lacks {', '.join(absent)}; compile for `cpu`, which runs on any {wanted}"
         return None
 
-    def open_device(self, device: str | None, *, bytes_per_step: int) -> Any:
-        """Open `local-sync` (runs in the calling thread) or `local-task` (worker threads); by default as the size says.
+    def open_device(self, device: str | None, requirements: Mapping[str, Any], *, bytes_per_step: int) -> Any:
+        """Open `local-sync` (runs in the calling thread) or `local-task` (worker threads).
 
-        Both give the same bits.
+        By default large steps take the threads, unless their code has to run in one. Both give the same bits.
         """
-        driver = device or ("local-task" if bytes_per_step >= _THREADED_BYTES and _cores() > 1 else "local-sync")
+        threaded = bytes_per_step >= _THREADED_BYTES and _cores() > 1 and not requirements.get("one_thread", False)
+        driver = device or ("local-task" if threaded else "local-sync")
         if driver not in ("local-sync", "local-task"):
             raise TargetError(f"unknown device {driver!r} of target cpu: expected local-sync or local-task")
         if driver == "local-task":
