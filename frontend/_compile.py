@@ -15,9 +15,9 @@ from fixstep.frontend._fixpoint import Template, infer_template
 from fixstep.frontend._lower import Lowered, groups_to_json, lower
 from fixstep.frontend._program import Program
 from fixstep.frontend._verify import Verification, verify_artifact
-from fixstep.runtime._artifact import STATE_NAME, write_artifact
+from fixstep.runtime._artifact import write_artifact
 from fixstep.runtime._files import sync_folder
-from fixstep.runtime._manifest import leaf_to_json
+from fixstep.runtime._manifest import STATE_NAME, leaf_to_json
 from fixstep.runtime._signature import LeafSpec
 from fixstep.runtime._tensors import encode_leaves
 from fixstep.targets import parse

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
 from fixstep import targets
+from fixstep.frontend._seed import is_key
 from fixstep.runtime._artifact import Artifact
 from fixstep.runtime._session import load
 from fixstep.runtime._signature import Array, LeafSpec, describe, flatten
@@ -175,7 +177,7 @@ def made_up(specs: tuple[LeafSpec, ...], rng: np.random.Generator) -> list[Array
 
 def _value(leaf: Any, spec: LeafSpec, rng: np.random.Generator) -> Array:
     if leaf is not None and not isinstance(leaf, jax.ShapeDtypeStruct):
-        if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.dtype("O")), jax.dtypes.prng_key):
+        if is_key(leaf):
             leaf = jax.random.key_data(leaf)
         array = np.asarray(leaf)
         if array.shape != spec.shape or array.dtype != spec.numpy_dtype:
@@ -204,6 +206,8 @@ def _run_compiled(
     session = load(path, target=target)
     start = list(session.state().values())
     found: dict[str, Array] = {}
+    if "init" in session.functions:
+        found |= {f"init/{name}": leaf for name, leaf in session.state().items()}
     batch_specs = artifact.signature("step", "batch")
     for index, arrays in enumerate(data):
         metrics = session.step(_named(batch_specs, arrays))
@@ -242,6 +246,9 @@ def _run_reference(
 def _run_jax(artifact: Artifact, start: list[Array], data: list[list[Array]], inputs: list[Array]) -> dict[str, Array]:
     found: dict[str, Array] = {}
     with jax.enable_x64(True):
+        if _has(artifact, "init"):
+            words = [np.uint32(0), np.uint32(0)]
+            found |= _labelled("init", artifact.signature("init", "state"), reference(artifact, "init").call(*words))
         step = jax.jit(reference(artifact, "step").call)
         state = start
         for index, arrays in enumerate(data):
@@ -279,13 +286,12 @@ def _labelled(prefix: str, specs: tuple[LeafSpec, ...], results: Sequence[Any]) 
 
 def _moved(array: Array, rng: np.random.Generator) -> Array:
     """Each float moved by one unit in the last place, up or down; zeros, infinities and other types stay."""
-    kind = array.dtype
-    if not jax.dtypes.issubdtype(kind, np.floating):
+    dtype = array.dtype
+    if not jnp.issubdtype(dtype, jnp.floating):
         return array
-    sign = rng.integers(0, 2, array.shape) * 2 - 1
-    step = float(ml_dtypes.finfo(kind).eps)
-    wide = np.float64 if kind.itemsize < 8 else np.longdouble
-    return np.asarray(array.astype(wide) * (1 + sign * step)).astype(kind)
+    step = (rng.integers(0, 2, array.shape) * 2 - 1) * float(ml_dtypes.finfo(dtype).eps)
+    wide: Array = array.astype(np.float64 if dtype.itemsize < 8 else np.longdouble)
+    return np.asarray(wide + wide * step).astype(dtype)
 
 
 def _compare(got: dict[str, Array], expected: _Runs) -> list[LeafResult]:
@@ -294,8 +300,8 @@ def _compare(got: dict[str, Array], expected: _Runs) -> list[LeafResult]:
         finite = np.abs(leaf[np.isfinite(leaf)].astype(np.complex128)) if leaf.dtype.kind != "b" else np.zeros(0)
         scale = float(finite.max()) if finite.size else 0.0
         bound = NOISE * expected.noise[path]
-        if jax.dtypes.issubdtype(leaf.dtype, np.inexact):
-            bound += ROUNDINGS * float(jax.numpy.finfo(leaf.dtype).eps) * scale
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            bound += ROUNDINGS * float(jnp.finfo(leaf.dtype).eps) * scale
         results.append(LeafResult(path, leaf.dtype.name, _deviation(got[path], leaf), bound, scale))
     return results
 

@@ -42,7 +42,7 @@ class Device:
     def upload(self, array: Array, spec: LeafSpec) -> View:
         """A copy of a host array on the device; the array may be read-only, strided or memory-mapped."""
         # The bindings know neither bfloat16 nor float8: they get an integer of the same width, and the type beside it.
-        carrier = np.require(array, requirements="C").view(_CARRIER[array.itemsize])
+        carrier: Array = np.require(array, requirements="C").view(_CARRIER[array.itemsize])
         try:
             return self._allocator.allocate_buffer_copy(
                 memory_type=_MEMORY,

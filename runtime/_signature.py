@@ -32,8 +32,9 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
     Raises:
         ValueError: if no such dtype is known.
     """
-    if name in _EXTENSION_DTYPES:
-        return _EXTENSION_DTYPES[name]
+    extension: np.dtype[Any] | None = _EXTENSION_DTYPES.get(name)
+    if extension is not None:
+        return extension
     try:
         dtype = np.dtype(name)
     except TypeError:
