@@ -44,7 +44,8 @@ def compile_command(parser: argparse.ArgumentParser) -> Run:
 
 def _summary(compiled: Compiled) -> str:
     template = compiled.template
-    lines = [f"{len(template.state_leaves)} state leaves; {_rounds(template.rounds)}"]
+    count = len(template.state_leaves)
+    lines = [f"{count} state {'leaf' if count == 1 else 'leaves'}; {_rounds(template.rounds)}"]
     width = max((len(change.path) for change in template.changes), default=0)
     for change in template.changes:
         narrowed = "  (narrower)" if change.narrowed else ""
@@ -58,8 +59,8 @@ def _summary(compiled: Compiled) -> str:
 
 def _rounds(rounds: int) -> str:
     if rounds == 0:
-        return "their types are a fixed point as they are"
-    return f"their types moved in {rounds} {'round' if rounds == 1 else 'rounds'}:"
+        return "the types are a fixed point as they are"
+    return f"types moved in {rounds} {'round' if rounds == 1 else 'rounds'}:"
 
 
 def verify_command(parser: argparse.ArgumentParser) -> Run:

@@ -294,7 +294,7 @@ def test_the_command_compile_prints_the_report(tmp_path):
     command = [sys.executable, "-m", "fixstep.runtime._cli", "compile", "train:program", "-o", "train.fixstep"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "2 state leaves; their types moved in 1 round:" in done.stdout
+    assert "2 state leaves; types moved in 1 round:" in done.stdout
     assert "momentum  bfloat16[3] → float32[3]  in round 1" in done.stdout
     assert "cpu: agrees with JAX over 2 steps" in done.stdout
     assert "wrote train.fixstep" in done.stdout
