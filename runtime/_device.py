@@ -6,6 +6,8 @@ are left out on purpose: they add tens of microseconds a call and hand out writa
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -15,24 +17,51 @@ import numpy as np
 from iree.runtime.array_interop import map_dtype_to_element_type
 
 from fixstep.runtime._signature import Array, LeafSpec
+from fixstep.targets._base import Memory
 from fixstep.targets.errors import DeviceError
 
 # Alias of iree.runtime.HalBufferView, for signatures.
 View = Any
 
-_MEMORY = ireert.MemoryType.DEVICE_LOCAL | ireert.MemoryType.HOST_VISIBLE
+_MAPPED = (
+    ireert.MemoryType.DEVICE_LOCAL | ireert.MemoryType.HOST_VISIBLE,
+    ireert.BufferUsage.DEFAULT | ireert.BufferUsage.MAPPING,
+)
+_UNMAPPED = (ireert.MemoryType.DEVICE_LOCAL, ireert.BufferUsage.DEFAULT)
+# Where results land that the host cannot map; any driver has such memory.
+_STAGING = (
+    ireert.MemoryType.HOST_LOCAL | ireert.MemoryType.DEVICE_VISIBLE,
+    ireert.BufferUsage.TRANSFER_TARGET | ireert.BufferUsage.MAPPING_SCOPED,
+)
+_CACHED = int(ireert.MemoryType.HOST_VISIBLE | ireert.MemoryType.HOST_CACHED)
+# Calls that may be under way on the device; more would only hold memory.
+_IN_FLIGHT = 8
 _BYTE = np.dtype(np.uint8)
 _CARRIER = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-_USAGE = ireert.BufferUsage.DEFAULT | ireert.BufferUsage.MAPPING
 
 
 class Device:
-    """Buffers of one opened device."""
+    """Buffers of one opened device, and the order of what it is asked to do.
 
-    def __init__(self, hal_device: Any) -> None:
+    Work that does not finish at once is numbered: each call and each copy waits for the number before it.
+    """
+
+    def __init__(self, hal_device: Any, *, memory: Memory = "host") -> None:
+        """Take over a device.
+
+        Args:
+            hal_device: an `iree.runtime.HalDevice`.
+            memory: how the host gets at its memory.
+        """
         self._hal = hal_device
         self._allocator = hal_device.allocator
         self._process = os.getpid()
+        self._is_host = memory == "host"
+        self._places = {"host": [_MAPPED], "shared": [_MAPPED, _UNMAPPED], "separate": [_UNMAPPED]}[memory]
+        self._semaphore: Any = None
+        self._last = 0
+        self._held: collections.deque[tuple[int, Any]] = collections.deque()
+        self._reads_mapped = memory == "shared" and self._is_quick_to_map()
 
     @property
     def name(self) -> str:
@@ -43,16 +72,21 @@ class Device:
         """A copy of a host array on the device; the array may be read-only, strided or memory-mapped."""
         # The bindings know neither bfloat16 nor float8: they get an integer of the same width, and the type beside it.
         carrier: Array = np.require(array, requirements="C").view(_CARRIER[array.itemsize])
-        try:
-            return self._allocator.allocate_buffer_copy(
-                memory_type=_MEMORY,
-                allowed_usage=_USAGE,
-                device=self._hal,
-                buffer=carrier,
-                element_type=map_dtype_to_element_type(spec.numpy_dtype),
-            )
-        except Exception as exc:  # the bindings raise bare RuntimeError, ValueError and MemoryError
-            raise DeviceError(f"{spec.path}: the device has no room for {spec}: {_first_line(exc)}") from exc
+        failure: Exception | None = None
+        for memory, usage in self._places:
+            try:
+                return self._allocator.allocate_buffer_copy(
+                    memory_type=memory,
+                    allowed_usage=usage,
+                    device=self._hal,
+                    buffer=carrier,
+                    element_type=map_dtype_to_element_type(spec.numpy_dtype),
+                )
+            except Exception as exc:  # the bindings raise bare RuntimeError, ValueError and MemoryError
+                failure = failure or exc
+        raise DeviceError(
+            f"{spec.path}: the device has no room for {spec}: {_first_line(failure or ValueError())}"
+        ) from failure
 
     def empty(self, spec: LeafSpec) -> View:
         """A buffer for a leaf that holds anything until it is written."""
@@ -64,11 +98,59 @@ class Device:
         out = np.empty(spec.shape, spec.numpy_dtype)
         if out.size:
             try:
-                mapped = view.map().asarray([spec.byte_length], _BYTE)
+                mapped = self._mapped(view, spec.byte_length).asarray([spec.byte_length], _BYTE)
             except Exception as exc:
                 raise DeviceError(f"{spec.path}: {spec} could not be read back: {_first_line(exc)}") from exc
             out.reshape(-1).view(np.uint8)[:] = mapped
         return out
+
+    def _mapped(self, view: View, byte_length: int) -> Any:
+        """The bytes of a buffer where the host can read them: its own memory, or that of a copy."""
+        if self._is_host:
+            return view.map()
+        if self._reads_mapped:
+            self._wait()
+            # What the compiled code allocates itself may be out of the host's reach all the same.
+            with contextlib.suppress(RuntimeError):
+                return view.map()
+        staging = self._allocator.allocate_buffer(*_STAGING, byte_length)
+        wait, signal = self.fences()
+        self._hal.queue_copy(view.get_buffer(), staging, wait, signal)
+        self._wait()
+        return staging.map()
+
+    def _is_quick_to_map(self) -> bool:
+        """Whether the host reads the device's memory through its cache; otherwise a copy is faster."""
+        probe = LeafSpec("probe", "uint32", ())
+        buffer = self.upload(np.zeros((), np.uint32), probe).get_buffer()
+        return (int(buffer.memory_type()) & _CACHED) == _CACHED
+
+    def fences(self) -> tuple[Any, Any]:
+        """The fence that the next piece of work has to wait for, and the one that it has to signal."""
+        if self._semaphore is None:
+            self._semaphore = self._hal.create_semaphore(0)
+        self._last += 1
+        create = ireert.HalFence.create_at
+        return create(self._semaphore, self._last - 1), create(self._semaphore, self._last)
+
+    def forget_last(self) -> None:
+        """Begin the order anew after work that could not be handed over: nothing will ever signal its number."""
+        self._last -= 1
+        self._wait()
+        self._semaphore, self._last = None, 0
+
+    def hold(self, arguments: Any) -> None:
+        """Keep what the last call reads until it is done, and wait for the oldest if many are under way."""
+        self._held.append((self._last, arguments))
+        if len(self._held) > _IN_FLIGHT:
+            number, _ = self._held.popleft()
+            self._semaphore.wait(number)
+
+    def _wait(self) -> None:
+        """Wait for everything that the device was asked to do."""
+        if self._semaphore is not None:
+            self._semaphore.wait(self._last)
+            self._held.clear()
 
     def load(self, module: bytes | memoryview) -> Module:
         """Load a compiled module (the bytes of a VMFB, which are copied)."""
@@ -98,7 +180,7 @@ class Module:
                 f"the device does not load the compiled code: {_first_line(exc)}; "
                 "compile the artifact again with this version of fixstep"
             ) from exc
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[str, tuple[Any, bool]] = {}
 
     def invoke(self, name: str, *arguments: Sequence[View], wanted: int) -> list[View]:
         """Call a function with the given buffers, in order.
@@ -112,22 +194,34 @@ class Module:
             DeviceError: if the call failed; buffers passed as outputs then hold anything.
         """
         self._device.check_process()
-        function = self._functions.get(name)
-        if function is None:
-            function = self._functions[name] = self._module.lookup_function(name)
-        packed = ireert.VmVariantList(sum(map(len, arguments)))
+        function, fenced = self._functions.get(name) or self._lookup(name)
+        packed = ireert.VmVariantList(sum(map(len, arguments)) + 2)
         push = packed.push_ref
         for views in arguments:
             for view in views:
                 push(view)
         results = ireert.VmVariantList(8)
         try:
+            if fenced:
+                for fence in self._device.fences():
+                    push(fence)
             self._context.invoke(function, packed, results)
+            if fenced:
+                self._device.hold((packed, results))
         except Exception as exc:
+            if fenced:
+                self._device.forget_last()
             raise DeviceError(f"the device failed in {name}: {_first_line(exc)}; the state is unchanged") from exc
         view_class = ireert.HalBufferView
         size = results.size
         return [results.get_as_object(i, view_class) for i in range(size - wanted, size)]
+
+    def _lookup(self, name: str) -> tuple[Any, bool]:
+        """A function, and whether it takes fences: then it returns before the device is done."""
+        function = self._module.lookup_function(name)
+        found = function, function.reflection.get("iree.abi.model") == "coarse-fences"
+        self._functions[name] = found
+        return found
 
 
 def _first_line(exc: BaseException) -> str:

@@ -411,8 +411,7 @@ def _open(artifact: Artifact, wanted: str | None, device: str | None) -> tuple[C
     if not matching:
         compiled = ", ".join(entry["text"] for entry in entries)
         raise TargetError(f"the artifact has no code for target {wanted!r}; it was compiled for {compiled}")
-    order = list(targets.families())
-    matching.sort(key=lambda entry: _rank(order, entry["text"]))
+    matching.sort(key=lambda entry: _rank(entry["text"]))
     bytes_per_step = sum(s.byte_length for role in ("state", "batch") for s in artifact.signature("step", role))
     reasons: list[str] = []
     for entry in matching:
@@ -420,7 +419,8 @@ def _open(artifact: Artifact, wanted: str | None, device: str | None) -> tuple[C
             target = targets.parse(entry["text"])
             reason = target.unavailable(entry["requires"])
             if reason is None:
-                opened = Device(target.open_device(device, entry["requires"], bytes_per_step=bytes_per_step))
+                hal_device = target.open_device(device, entry["requires"], bytes_per_step=bytes_per_step)
+                opened = Device(hal_device, memory=target.memory)
                 module = opened.load(artifact.member(entry["module"]))
                 return Choice(entry["text"], opened.name, tuple(reasons)), opened, module
         except (TargetError, DeviceError) as exc:
@@ -429,10 +429,13 @@ def _open(artifact: Artifact, wanted: str | None, device: str | None) -> tuple[C
     raise TargetError("\n".join(["no target of the artifact runs on this machine:", *(f"  {r}" for r in reasons)]))
 
 
-def _rank(order: list[str], text: str) -> tuple[int, bool]:
-    """Families in order of preference; within one, code for a particular processor before portable code."""
-    family, colon, _ = text.partition(":")
-    return (order.index(family) if family in order else len(order), not colon)
+def _rank(text: str) -> tuple[int, bool]:
+    """The best device first; for one device, code for its own kind before portable code."""
+    try:
+        preference = targets.parse(text).preference()
+    except TargetError:  # said, with the reason, when its turn comes
+        preference = 0
+    return (-preference, ":" not in text)
 
 
 __all__ = ["Choice", "FixstepError", "Metric", "Metrics", "Session", "load"]

@@ -1,13 +1,14 @@
 """What every target offers; one small file per target beside this one implements it.
 
-A target file has `PREFERENCE: int` (which family `load` tries first: the highest), and
-`parse(option: str | None) -> Target`.
+A target file has `parse(option: str | None) -> Target`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+Memory = Literal["host", "shared", "separate"]
 
 
 class Target(Protocol):
@@ -15,9 +16,12 @@ class Target(Protocol):
 
     Attributes:
         text: the target as written, `cpu:host`.
+        memory: how the host gets at the device's memory: it is the host's own, the driver may let the host share it,
+            or it is separate.
     """
 
     text: str
+    memory: Memory
 
     def compile_flags(self) -> list[str]:
         """Flags of iree-compile for this target, complete but for input and output."""
@@ -38,6 +42,10 @@ class Target(Protocol):
 
     def unavailable(self, requirements: Mapping[str, Any]) -> str | None:
         """Why this machine cannot run code with these requirements; None if it can."""
+        ...
+
+    def preference(self) -> int:
+        """The higher, the sooner `load` tries the target on this machine; the CPU has 0."""
         ...
 
     def open_device(self, device: str | None, requirements: Mapping[str, Any], *, bytes_per_step: int) -> Any:

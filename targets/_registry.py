@@ -12,14 +12,15 @@ from fixstep.targets.errors import TargetError
 
 
 def families() -> dict[str, ModuleType]:
-    """The target modules by family name, the preferred one first."""
+    """The target modules by family name."""
     modules = [
         importlib.import_module(f"fixstep.targets.{info.name}")
         for info in pkgutil.iter_modules(fixstep.targets.__path__)
         if not info.name.startswith("_") and info.name != "errors"
     ]
-    modules.sort(key=lambda module: (-module.PREFERENCE, module.__name__))
-    return {module.__name__.rpartition(".")[2]: module for module in modules}
+    return {
+        module.__name__.rpartition(".")[2]: module for module in sorted(modules, key=lambda module: module.__name__)
+    }
 
 
 def parse(text: str) -> Target:

@@ -13,13 +13,12 @@ import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import iree.runtime as ireert
 
+from fixstep.targets._base import Memory
 from fixstep.targets.errors import TargetError
-
-PREFERENCE = 0
 
 _ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "arm_64": "aarch64"}
 _TRIPLE = re.compile(r"(x86_64|aarch64|arm64|riscv64|armv7a)-[a-z0-9_.-]+")
@@ -74,6 +73,8 @@ class Cpu:
     cpu: str
     triple: str | None
 
+    memory: ClassVar[Memory] = "host"
+
     def compile_flags(self) -> list[str]:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
         flags = [
@@ -121,6 +122,10 @@ class Cpu:
         if absent:
             return f"this processor lacks {', '.join(absent)}; compile for `cpu`, which runs on any {wanted}"
         return None
+
+    def preference(self) -> int:
+        """The CPU is what every machine has; 0."""
+        return 0
 
     def open_device(self, device: str | None, requirements: Mapping[str, Any], *, bytes_per_step: int) -> Any:
         """Open `local-sync` (runs in the calling thread) or `local-task` (worker threads).

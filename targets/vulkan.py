@@ -1,0 +1,192 @@
+"""The Vulkan target.
+
+Options: none (the types that desktop drivers and Mesa's lavapipe have; no subgroup operations, so any subgroup size),
+or a name that IREE knows (`rdna3`, `ampere`, `adreno`, `valhall4`, `vp_android_baseline_2022`), for one kind of GPU.
+Devices: an index as Vulkan counts them, or part of a device's name, in any case (`llvmpipe`).
+
+What a type needs of the driver is checked when the artifact is loaded; nothing is demoted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import iree.runtime as ireert
+
+from fixstep.targets._base import Memory
+from fixstep.targets.errors import TargetError
+
+_OPTION = re.compile(r"[a-z][a-z0-9_]*")
+
+# IREE's own default is a minimal profile (32-bit types in 32-bit storage): it computes wrongly with booleans, which are
+# bytes, and has no other type. SPIR-V asks a driver only for the types that the code uses, so naming them all costs
+# nothing. Sizes and counts are those that every driver has.
+_DEFAULT_DEVICE = (
+    '#hal.device.target<"vulkan", [#hal.executable.target<"vulkan-spirv", "vulkan-spirv-fb", '
+    '{iree_codegen.target_info = #iree_gpu.target<arch = "desktop", features = "spirv:v1.3,cap:Shader", '
+    "wgp = <compute = fp64|fp32|fp16|int64|int32|int16|int8, storage = b64|b32|b16|b8, subgroup = none, "
+    "subgroup_size_choices = [64], max_workgroup_sizes = [128, 128, 64], max_thread_count_per_workgroup = 128, "
+    "max_workgroup_memory_bytes = 16384, max_workgroup_counts = [65535, 65535, 65535]>>}>]> : !hal.device"
+)
+
+_NO_ELEMENT_TYPE = "float32 (IREE's SPIR-V has no such element type)"
+_UNSUPPORTED: dict[str, str] = {}
+
+# Features of the driver, as IREE prints them, by the element types that need them. 64-bit types are not in its list;
+# a driver without them refuses the code when it is loaded.
+_FEATURES = {
+    "storageBuffer8BitAccess": ("i1", "i8", "ui8"),
+    "shaderInt8": ("i1", "i8", "ui8"),
+    "storageBuffer16BitAccess": ("i16", "ui16", "f16", "bf16"),
+    "shaderFloat16": ("f16",),
+}
+_ELEMENT_TYPE = re.compile(r"tensor<(?:[0-9?]+x)*(?:complex<)?([a-z0-9A-Z]+)>")
+
+
+@dataclasses.dataclass(frozen=True)
+class Vulkan:
+    """SPIR-V code, run by the driver that the machine's Vulkan loader finds."""
+
+    text: str
+    option: str | None
+
+    memory: ClassVar[Memory] = "shared"
+
+    def compile_flags(self) -> list[str]:
+        """Flags of iree-compile; each stands against a fault or was never worse than the default."""
+        return [
+            f"--iree-hal-target-device={'vulkan' if self.option else _DEFAULT_DEVICE}",
+            *([f"--iree-vulkan-target={self.option}"] if self.option else []),
+            # Without it float64 silently becomes float32, in the public signature too.
+            "--iree-input-demote-f64-to-f32=false",
+            # A call returns before the device is done.
+            "--iree-execution-model=async-external",
+            # As on the CPU: command buffers kept between calls lose the binding of some buffers.
+            "--iree-hal-memoization=false",
+        ]
+
+    def unsupported(self, dtype: str) -> str | None:
+        """What to use instead of a dtype that SPIR-V code does not hold or computes wrongly."""
+        return _UNSUPPORTED.get(dtype)
+
+    def requirements(self, configured: str, module: str) -> dict[str, Any]:
+        """The element types in the code, which the driver has to support."""
+        del configured
+        return {"types": sorted(set(_ELEMENT_TYPE.findall(module)))}
+
+    def unavailable(self, requirements: Mapping[str, Any]) -> str | None:
+        """Why no device of this machine runs the code: no loader, no driver, no device, or no such type."""
+        found = _devices()
+        if isinstance(found, str):
+            return found
+        reasons = [reason for device in found if (reason := _lacks(device, requirements))]
+        return "; ".join(reasons) if len(reasons) == len(found) else None
+
+    def preference(self) -> int:
+        """Above the CPU, unless the only devices are programs that run on the CPU."""
+        found = _devices()
+        return 20 if not isinstance(found, str) and any(not device.software for device in found) else -10
+
+    def open_device(self, device: str | None, requirements: Mapping[str, Any], *, bytes_per_step: int) -> Any:
+        """Open a device by its index or a part of its name; by default a GPU before a program."""
+        del bytes_per_step
+        found = _devices()
+        if isinstance(found, str):
+            raise TargetError(found)
+        names = ", ".join(f"{d.index}: {d.name}" for d in found)
+        if device is None:
+            fitting = [d for d in found if _lacks(d, requirements) is None] or found
+        elif device.isdecimal():
+            fitting = [d for d in found if d.index == int(device)]
+        else:
+            fitting = [d for d in found if device.lower() in d.name.lower()]
+        if not fitting:
+            raise TargetError(f"no device {device!r} of target vulkan; there are: {names}")
+        chosen = min(fitting, key=lambda d: d.software)
+        reason = _lacks(chosen, requirements)
+        if reason:
+            raise TargetError(reason)
+        return _create(chosen.device_id)
+
+
+def parse(option: str | None) -> Vulkan:
+    """The Vulkan target with an option.
+
+    Raises:
+        TargetError: if the option cannot be the name of a GPU; the compiler says whether it knows the name.
+    """
+    if option is not None and not _OPTION.fullmatch(option):
+        raise TargetError(
+            f"unknown target {f'vulkan:{option}'!r}: expected vulkan, or vulkan:<GPU> such as vulkan:rdna3, "
+            "vulkan:ampere, vulkan:adreno, vulkan:valhall4"
+        )
+    return Vulkan("vulkan" if option is None else f"vulkan:{option}", option)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Device:
+    """A device that the Vulkan loader found.
+
+    Attributes:
+        index: its place in the loader's list.
+        device_id: IREE's handle.
+        name: what the driver calls it.
+        software: whether it is a program on the CPU.
+        features: those of `_FEATURES` that it has.
+    """
+
+    index: int
+    device_id: int
+    name: str
+    software: bool
+    features: frozenset[str]
+
+
+@functools.cache
+def _create(device_id: int) -> Any:
+    """A device, made once and released last: buffers that outlive it would crash the process."""
+    device = ireert.get_driver("vulkan").create_device(device_id)
+    # When the interpreter ends it empties the modules in any order, but `sys` after all others.
+    vars(sys).setdefault("_fixstep_devices", []).append(device)
+    return device
+
+
+@functools.cache
+def _devices() -> tuple[_Device, ...] | str:
+    """The devices of this machine, or why there are none."""
+    try:
+        driver = ireert.get_driver("vulkan")
+        listed = driver.query_available_devices()
+        found = []
+        for index, entry in enumerate(listed):
+            described = driver.dump_device_info(entry["device_id"])
+            features = frozenset(re.findall(r"(\w+)=yes", described))
+            software = re.search(r"^type: cpu$", described, re.MULTILINE) is not None
+            found.append(_Device(index, entry["device_id"], entry["name"], software, features))
+    except Exception as exc:  # the bindings raise bare RuntimeError and ValueError
+        return _why_none(str(exc))
+    return tuple(found) or "the Vulkan driver of this machine lists no device"
+
+
+def _why_none(text: str) -> str:
+    if "INCOMPATIBLE_DRIVER" in text:
+        return (
+            "the Vulkan loader finds no driver; install that of the GPU, or Mesa's software driver "
+            "(Debian: mesa-vulkan-drivers)"
+        )
+    if "librar" in text or "loader" in text.lower():
+        return "there is no Vulkan loader (Debian: libvulkan1)"
+    return f"Vulkan does not start: {text.splitlines()[0] if text else 'no reason given'}"
+
+
+def _lacks(device: _Device, requirements: Mapping[str, Any]) -> str | None:
+    """Why a device cannot run code with these requirements; None if it can."""
+    types = set(requirements.get("types", []))
+    lacking = {name: types & set(needing) for name, needing in _FEATURES.items() if name not in device.features}
+    needed = [f"{name} (for {', '.join(sorted(found))})" for name, found in lacking.items() if found]
+    return f"{device.name} lacks {', '.join(needed)}" if needed else None
