@@ -12,13 +12,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import iree.runtime as ireert
 
 from fixstep.targets._base import Memory
+from fixstep.targets._devices import choose, none_runs, opened
 from fixstep.targets.errors import TargetError
 
 _OPTION = re.compile(r"[a-z][a-z0-9_]*")
@@ -34,8 +34,19 @@ _DEFAULT_DEVICE = (
     "max_workgroup_memory_bytes = 16384, max_workgroup_counts = [65535, 65535, 65535]>>}>]> : !hal.device"
 )
 
-_NO_ELEMENT_TYPE = "float32 (IREE's SPIR-V has no such element type)"
-_UNSUPPORTED: dict[str, str] = {}
+_NO_ELEMENT_TYPE = "IREE's SPIR-V code does not hold the type"
+_UNSUPPORTED = {
+    **dict.fromkeys(("int1", "int2", "int4"), f"int8 ({_NO_ELEMENT_TYPE})"),
+    **dict.fromkeys(("uint1", "uint2", "uint4"), f"uint8 ({_NO_ELEMENT_TYPE})"),
+    **dict.fromkeys(
+        (
+            *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
+            *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e8m0fnu"),
+            *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+        ),
+        f"bfloat16 ({_NO_ELEMENT_TYPE})",
+    ),
+}
 
 # Features of the driver, as IREE prints them, by the element types that need them. 64-bit types are not in its list;
 # a driver without them refuses the code when it is loaded.
@@ -84,8 +95,7 @@ class Vulkan:
         found = _devices()
         if isinstance(found, str):
             return found
-        reasons = [reason for device in found if (reason := _lacks(device, requirements))]
-        return "; ".join(reasons) if len(reasons) == len(found) else None
+        return none_runs(found, lambda device: _lacks(device, requirements))
 
     def preference(self) -> int:
         """Above the CPU, unless the only devices are programs that run on the CPU."""
@@ -98,20 +108,8 @@ class Vulkan:
         found = _devices()
         if isinstance(found, str):
             raise TargetError(found)
-        names = ", ".join(f"{d.index}: {d.name}" for d in found)
-        if device is None:
-            fitting = [d for d in found if _lacks(d, requirements) is None] or found
-        elif device.isdecimal():
-            fitting = [d for d in found if d.index == int(device)]
-        else:
-            fitting = [d for d in found if device.lower() in d.name.lower()]
-        if not fitting:
-            raise TargetError(f"no device {device!r} of target vulkan; there are: {names}")
-        chosen = min(fitting, key=lambda d: d.software)
-        reason = _lacks(chosen, requirements)
-        if reason:
-            raise TargetError(reason)
-        return _create(chosen.device_id)
+        found = tuple(sorted(found, key=lambda listed: listed.software))
+        return opened("vulkan", choose(found, device, "vulkan", lambda d: _lacks(d, requirements)).device_id)
 
 
 def parse(option: str | None) -> Vulkan:
@@ -145,15 +143,6 @@ class _Device:
     name: str
     software: bool
     features: frozenset[str]
-
-
-@functools.cache
-def _create(device_id: int) -> Any:
-    """A device, made once and released last: buffers that outlive it would crash the process."""
-    device = ireert.get_driver("vulkan").create_device(device_id)
-    # When the interpreter ends it empties the modules in any order, but `sys` after all others.
-    vars(sys).setdefault("_fixstep_devices", []).append(device)
-    return device
 
 
 @functools.cache
