@@ -88,6 +88,20 @@ class Device:
             f"{spec.path}: the device has no room for {spec}: {_first_line(failure or ValueError())}"
         ) from failure
 
+    @property
+    def writes_in_place(self) -> bool:
+        """Whether `write` keeps the buffer: then no call is under way once it has returned, and none takes fences."""
+        return self._is_host
+
+    def write(self, view: View, array: Array, spec: LeafSpec) -> View:
+        """Put a host array in the place of a buffer's contents; returns that buffer, or another one that holds it."""
+        if not self._is_host:
+            return self.upload(array, spec)
+        if array.size:
+            data = np.require(array, requirements="C").reshape(-1).view(_BYTE)
+            view.map().asarray([spec.byte_length], _BYTE)[:] = data
+        return view
+
     def empty(self, spec: LeafSpec) -> View:
         """A buffer for a leaf that holds anything until it is written."""
         # HalBuffer.create_view cannot say the element type, so this copies memory that was never touched.
@@ -182,12 +196,25 @@ class Module:
             ) from exc
         self._functions: dict[str, tuple[Any, bool]] = {}
 
-    def invoke(self, name: str, *arguments: Sequence[View], wanted: int) -> list[View]:
-        """Call a function with the given buffers, in order.
+    @staticmethod
+    def pack(*arguments: Sequence[View]) -> Any:
+        """The arguments of a call, in order; the last ones may be storage for the first results.
+
+        On a device that writes in place the same pack may be used for many calls.
+        """
+        packed = ireert.VmVariantList(sum(map(len, arguments)) + 2)
+        push = packed.push_ref
+        for views in arguments:
+            for view in views:
+                push(view)
+        return packed
+
+    def invoke(self, name: str, packed: Any, *, wanted: int) -> list[View]:
+        """Call a function.
 
         Args:
             name: the function.
-            arguments: groups of buffers; the last ones may be storage for the first results.
+            packed: its arguments, from `pack`.
             wanted: how many of the last results are returned; the others lie in storage that the caller gave.
 
         Raises:
@@ -195,16 +222,11 @@ class Module:
         """
         self._device.check_process()
         function, fenced = self._functions.get(name) or self._lookup(name)
-        packed = ireert.VmVariantList(sum(map(len, arguments)) + 2)
-        push = packed.push_ref
-        for views in arguments:
-            for view in views:
-                push(view)
         results = ireert.VmVariantList(8)
         try:
             if fenced:
                 for fence in self._device.fences():
-                    push(fence)
+                    packed.push_ref(fence)
             self._context.invoke(function, packed, results)
             if fenced:
                 self._device.hold((packed, results))

@@ -160,6 +160,8 @@ class Session:
         self._current: list[View] = []
         self._other: list[View] = [device.empty(spec) for spec in self._state_specs]
         self._can_roll_back = False
+        self._batch_views: list[View] | None = None
+        self._packs: dict[tuple[Any, ...], tuple[Any, tuple[list[View], ...]]] = {}
 
     @property
     def functions(self) -> frozenset[str]:
@@ -185,17 +187,10 @@ class Session:
             TemplateError: if the batch does not fit the template; the device saw nothing of it.
             DeviceError: if the device failed; the state is as it was.
         """
-        views = self._upload(check(batch, self._batch_specs, "batch"), self._batch_specs)
+        views = self._batch(check(batch, self._batch_specs, "batch"))
         averages = self._averages["step"]
-        results = self._module.invoke(
-            "step",
-            self._current,
-            averages.current,
-            views,
-            self._other,
-            averages.other,
-            wanted=len(self._metric_specs["step"]),
-        )
+        storage = (self._other, averages.other)
+        results = self._call("step", self._current, averages.current, views, *storage)
         self._current, self._other = self._other, self._current
         averages.swap()
         self.steps += 1
@@ -223,16 +218,9 @@ class Session:
             DeviceError: if the device failed.
         """
         self._require("evaluate")
-        views = self._upload(check(batch, self._batch_specs, "batch"), self._batch_specs)
+        views = self._batch(check(batch, self._batch_specs, "batch"))
         averages = self._averages["evaluate"]
-        results = self._module.invoke(
-            "evaluate",
-            self._current,
-            averages.current,
-            views,
-            averages.other,
-            wanted=len(self._metric_specs["evaluate"]),
-        )
+        results = self._call("evaluate", self._current, averages.current, views, averages.other)
         averages.swap()
         return self._metrics("evaluate", results)
 
@@ -246,7 +234,7 @@ class Session:
         specs = self.signature("predict")
         outputs = self.artifact.signature("predict", "outputs")
         views = self._upload(check(inputs, specs, "inputs"), specs)
-        results = self._module.invoke("predict", self._current, views, wanted=len(outputs))
+        results = self._module.invoke("predict", self._module.pack(self._current, views), wanted=len(outputs))
         return {s.path or "output": self._device.download(v, s) for s, v in zip(outputs, results, strict=True)}
 
     def averages(self, function: Averaged = "step") -> dict[str, float]:
@@ -258,6 +246,7 @@ class Session:
         """Begin the averages anew. A step taken before it can no longer be taken back."""
         self._require(function)
         self._averages[function].reset()
+        self._packs.clear()
         if function == "step":
             self._can_roll_back = False
 
@@ -276,6 +265,7 @@ class Session:
         """
         arrays = check(state, self._state_specs, "state")
         self._current = self._upload(arrays, self._state_specs)
+        self._packs.clear()
         self._can_roll_back = False
 
     def save(self, path: str | os.PathLike[str], *, position: Mapping[str, Any] | None = None) -> None:
@@ -325,6 +315,7 @@ class Session:
         sums = saved.position.get("averages", {})
         restored = {name: averages.views_of(sums.get(name, {})) for name, averages in self._averages.items()}
         self._current = views
+        self._packs.clear()
         for name, averages in self._averages.items():
             averages.current = restored[name]
         self.steps = saved.steps
@@ -346,6 +337,26 @@ class Session:
     def _upload(self, arrays: list[Array], specs: tuple[LeafSpec, ...]) -> list[View]:
         return [self._device.upload(array, spec) for array, spec in zip(arrays, specs, strict=True)]
 
+    def _batch(self, arrays: list[Array]) -> list[View]:
+        """The batch on the device, in the buffers of the last one where the device allows it."""
+        if self._device.writes_in_place and self._batch_views is not None:
+            for view, array, spec in zip(self._batch_views, arrays, self._batch_specs, strict=True):
+                self._device.write(view, array, spec)
+        else:
+            self._batch_views = self._upload(arrays, self._batch_specs)
+        return self._batch_views
+
+    def _call(self, function: Averaged, *groups: list[View]) -> list[View]:
+        """Call a function; its arguments are packed once for each set of buffers, where the device allows it."""
+        wanted = len(self._metric_specs[function])
+        if not self._device.writes_in_place:
+            return self._module.invoke(function, self._module.pack(*groups), wanted=wanted)
+        key = (function, *map(id, groups))
+        if key not in self._packs:
+            # Beside the pack the groups themselves, so that no other list gets their identity.
+            self._packs[key] = (self._module.pack(*groups), groups)
+        return self._module.invoke(function, self._packs[key][0], wanted=wanted)
+
     def _metrics(self, function: Averaged, results: list[View]) -> Metrics:
         specs = self._metric_specs[function]
         return Metrics({s.path: Metric(self._device, view, s) for s, view in zip(specs, results, strict=True)})
@@ -359,7 +370,8 @@ class Session:
             specs = self.artifact.signature("init", "seed")
             # Into buffers of ours: results that IREE allocates may share storage, and the state is written in place.
             storage = [self._device.empty(spec) for spec in self._state_specs]
-            self._module.invoke("init", self._upload([np.asarray(word) for word in words], specs), storage, wanted=0)
+            seed_words = self._upload([np.asarray(word) for word in words], specs)
+            self._module.invoke("init", self._module.pack(seed_words, storage), wanted=0)
             self._current = storage
         else:
             self.load_state(self.artifact.initial_state())
