@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Callable
@@ -55,7 +54,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], N
         # A rename would put a file in the place of a device such as /dev/null.
         code = errno.EISDIR if final.is_dir() else errno.EINVAL
         raise OSError(code, "not an ordinary file", str(final))
-    partial = final.parent / f".fixstep-{secrets.token_hex(8)}.partial"
+    partial = final.parent / f".fixstep-{os.urandom(8).hex()}.partial"
     try:
         with open(partial, "xb") as file:
             write(file)

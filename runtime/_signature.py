@@ -6,7 +6,6 @@ A leaf path is the text that the frontend made once (`params/dense/w`); everythi
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -212,6 +211,8 @@ def _report(
     unexpected: list[str],
     leaves: Mapping[str, Any],
 ) -> str:
+    import difflib  # here, because the start of a process is what its user waits for
+
     lines = [f"the {what} {'do' if what == 'inputs' else 'does'} not fit the template:"]
     for spec, got in sorted(wrong, key=lambda pair: pair[0].path):
         lines.append(f"  {shown_path(spec.path, what)}: expected {spec}, got {got}")
