@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fixstep.frontend import _iree
+from fixstep.frontend._dtypes import check_leaves, check_operations
 from fixstep.frontend._fixpoint import Template, infer_template
 from fixstep.frontend._lower import Lowered, groups_to_json, lower
 from fixstep.frontend._program import Program
@@ -18,7 +19,6 @@ from fixstep.frontend._verify import Verification, verify_artifact
 from fixstep.runtime._artifact import write_artifact
 from fixstep.runtime._files import sync_folder
 from fixstep.runtime._manifest import STATE_NAME, leaf_to_json
-from fixstep.runtime._signature import LeafSpec
 from fixstep.runtime._tensors import encode_leaves
 from fixstep.targets import parse
 from fixstep.targets._base import Target
@@ -68,8 +68,10 @@ def compile(
     parsed = _parse_targets(targets)
     template = infer_template(program)
     for target in parsed:
-        _check_dtypes(target, template)
+        check_leaves(target, template)
     lowered = lower(template)
+    for target in parsed:
+        check_operations(target, lowered)
     members: dict[str, bytes] = {"program.mlir": lowered.text.encode()}
     members |= {f"reference/{name}.jax": data for name, data in lowered.references.items()}
     if template.seed_values is not None:
@@ -110,25 +112,6 @@ def _parse_targets(texts: Sequence[str]) -> list[Target]:
     if not texts:
         raise TargetError("no target given: expected at least one, such as cpu")
     return [parse(text) for text in dict.fromkeys(texts)]
-
-
-def _check_dtypes(target: Target, template: Template) -> None:
-    """Refuse leaves that the target cannot hold, all of them at once."""
-    groups: dict[str, tuple[LeafSpec, ...]] = {
-        "state": template.state_leaves,
-        "batch": template.batch_leaves,
-        "inputs": template.input_leaves,
-        "metrics": template.metric_leaves,
-        "outputs": template.output_leaves,
-    }
-    lines = [
-        f"  {what} {leaf.path}: {leaf}; use {instead}"
-        for what, leaves in groups.items()
-        for leaf in leaves
-        if (instead := target.unsupported(leaf.dtype)) is not None
-    ]
-    if lines:
-        raise TargetError("\n".join([f"target {target.text} cannot hold these leaves:", *lines]))
 
 
 def _state_file(template: Template) -> bytes:
