@@ -6,8 +6,9 @@ from fixstep.runtime._data import ArrayData, load_npz, load_source
 from fixstep.runtime._events import CONTINUE, STOP, Handler, LoopState
 from fixstep.runtime._handlers import Checkpoints, Progress
 from fixstep.runtime._loop import Loop, RunResult
+from fixstep.runtime._metrics import Metric, Metrics
 from fixstep.runtime._metrics_log import MetricsLog
-from fixstep.runtime._session import Metric, Metrics, Session, load
+from fixstep.runtime._session import Session, load
 from fixstep.runtime._signature import LeafSpec
 from fixstep.targets.errors import (
     ArtifactError,

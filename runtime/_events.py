@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from fixstep.runtime._session import Metrics, Session
+    from fixstep.runtime._metrics import Metrics
+    from fixstep.runtime._session import Session
 
 EVENTS = ("on_start", "on_step", "on_validate", "on_epoch", "on_stop")
 

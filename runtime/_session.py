@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -17,114 +17,11 @@ from fixstep import targets
 from fixstep.runtime._artifact import Artifact
 from fixstep.runtime._checkpoint import explain_mismatch, read_checkpoint, write_checkpoint
 from fixstep.runtime._device import Device, Module, View
+from fixstep.runtime._metrics import Averages, Metric, Metrics
 from fixstep.runtime._signature import Array, LeafSpec, check
-from fixstep.targets.errors import CheckpointError, DeviceError, FixstepError, TargetError, TemplateError
+from fixstep.targets.errors import CheckpointError, DeviceError, TargetError, TemplateError
 
 Averaged = Literal["step", "evaluate"]
-
-
-class Metric:
-    """A metric of one step, still on the device; reading it waits for the device."""
-
-    __slots__ = ("_device", "_spec", "_value", "_view")
-
-    def __init__(self, device: Device, view: View, spec: LeafSpec) -> None:
-        self._device = device
-        self._view = view
-        self._spec = spec
-        self._value: Array | None = None
-
-    def numpy(self) -> Array:
-        """The value as an array of the metric's dtype and shape."""
-        if self._value is None:
-            self._value = self._device.download(self._view, self._spec)
-            self._view = None
-        return self._value
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.array(self.numpy(), dtype=dtype, copy=True if copy is None else copy)
-
-    def __float__(self) -> float:
-        return float(self.numpy())
-
-    def __int__(self) -> int:
-        return int(self.numpy())
-
-    def __bool__(self) -> bool:
-        return bool(self.numpy())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.numpy()[()], spec)
-
-    def __repr__(self) -> str:
-        return f"Metric({self._spec.path!r}, {self.numpy()})"
-
-
-class Metrics(Mapping[str, Metric]):
-    """The metrics of one call, by name."""
-
-    __slots__ = ("_metrics",)
-
-    def __init__(self, metrics: dict[str, Metric]) -> None:
-        self._metrics = metrics
-
-    def __getitem__(self, name: str) -> Metric:
-        try:
-            return self._metrics[name]
-        except KeyError:
-            raise KeyError(f"no metric {name!r}; there are: {', '.join(self._metrics) or 'none'}") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._metrics)
-
-    def __len__(self) -> int:
-        return len(self._metrics)
-
-    def __repr__(self) -> str:
-        return f"Metrics({', '.join(f'{name}={metric.numpy()}' for name, metric in self._metrics.items())})"
-
-
-class _Averages:
-    """The sums of one function's metrics since the last reset, on the device, in two sets of buffers."""
-
-    def __init__(self, device: Device, specs: tuple[LeafSpec, ...]) -> None:
-        self.specs = specs
-        self._device = device
-        self.current = self._zeros()
-        self.other = self._zeros()
-
-    def _zeros(self) -> list[View]:
-        return [self._device.upload(np.zeros(spec.shape, spec.numpy_dtype), spec) for spec in self.specs]
-
-    def swap(self) -> None:
-        self.current, self.other = self.other, self.current
-
-    def reset(self) -> None:
-        self.current = self._zeros()
-
-    def means(self) -> dict[str, float]:
-        values = {
-            spec.path: self._device.download(view, spec) for spec, view in zip(self.specs, self.current, strict=True)
-        }
-        count = int(values.pop("count"))
-        return {path.removeprefix("sum/"): float(total / count) for path, total in values.items()} if count else {}
-
-    def dump(self) -> dict[str, str]:
-        """The sums, exactly, as text."""
-        return {
-            spec.path: self._device.download(view, spec).tobytes().hex()
-            for spec, view in zip(self.specs, self.current, strict=True)
-        }
-
-    def views_of(self, sums: Mapping[str, str]) -> list[View]:
-        """Buffers that hold what `dump` gave."""
-        if set(sums) != {spec.path for spec in self.specs}:
-            raise CheckpointError("the checkpoint's running averages are those of another program")
-        try:
-            arrays = [np.frombuffer(bytes.fromhex(sums[s.path]), s.numpy_dtype).reshape(s.shape) for s in self.specs]
-        except ValueError as exc:
-            raise CheckpointError(f"the checkpoint's running averages are damaged: {exc}") from exc
-        return [self._device.upload(array, s) for array, s in zip(arrays, self.specs, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,9 +51,7 @@ class Session:
         self._state_specs = artifact.signature("step", "state")
         self._batch_specs = artifact.signature("step", "batch")
         self._metric_specs = {name: artifact.signature(name, "metrics") for name in self._averaged()}
-        self._averages = {
-            name: _Averages(device, artifact.signature(name, "accumulators")) for name in self._averaged()
-        }
+        self._averages = {name: Averages(device, artifact.signature(name, "accumulators")) for name in self._averaged()}
         self._current: list[View] = []
         self._other: list[View] = [device.empty(spec) for spec in self._state_specs]
         self._can_roll_back = False
@@ -448,6 +343,3 @@ def _rank(text: str) -> tuple[int, bool]:
     except TargetError:  # said, with the reason, when its turn comes
         preference = 0
     return (-preference, ":" not in text)
-
-
-__all__ = ["Choice", "FixstepError", "Metric", "Metrics", "Session", "load"]
