@@ -84,8 +84,8 @@ class Cpu:
             "--iree-input-demote-f64-to-f32=false",
             # Without it a float32 sum runs one element after the other: 2^25 ones sum to 2^24.
             "--iree-llvmcpu-reassociate-fp-reductions=true",
-            # Command buffers kept between calls lose the binding of some buffers: "indirect buffer reference slot 0 is
-            # out range", and wrong numbers beside other load.
+            # Command buffers that are kept between calls failed in some programs with conditionals beside other load;
+            # recording them anew costs a few microseconds a call.
             "--iree-hal-memoization=false",
         ]
         if self.triple is not None:
