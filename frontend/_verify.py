@@ -9,9 +9,10 @@ few roundings of the leaf's dtype at the leaf's own scale. No step is excused by
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -248,8 +249,8 @@ def _run_jax(artifact: Artifact, start: list[Array], data: list[list[Array]], in
     with jax.enable_x64(True):
         if _has(artifact, "init"):
             words = [np.uint32(0), np.uint32(0)]
-            found |= _labelled("init", artifact.signature("init", "state"), reference(artifact, "init").call(*words))
-        step = jax.jit(reference(artifact, "step").call)
+            found |= _labelled("init", artifact.signature("init", "state"), _jitted(artifact, "init")(*words))
+        step = _jitted(artifact, "step")
         state = start
         for index, arrays in enumerate(data):
             results = step(*state, *zeros(artifact, "step"), *arrays)
@@ -257,10 +258,10 @@ def _run_jax(artifact: Artifact, start: list[Array], data: list[list[Array]], in
             found |= _labelled(f"metrics of step {index + 1}", artifact.signature("step", "metrics"), results)
         found |= _labelled("state", artifact.signature("step", "state"), state)
         if _has(artifact, "evaluate"):
-            results = reference(artifact, "evaluate").call(*state, *zeros(artifact, "evaluate"), *data[-1])
+            results = _jitted(artifact, "evaluate")(*state, *zeros(artifact, "evaluate"), *data[-1])
             found |= _labelled("evaluate", artifact.signature("evaluate", "metrics"), results)
         if _has(artifact, "predict"):
-            results = reference(artifact, "predict").call(*state, *inputs)
+            results = _jitted(artifact, "predict")(*state, *inputs)
             outputs = tuple(
                 dataclasses.replace(s, path=s.path or "output") for s in artifact.signature("predict", "outputs")
             )
@@ -271,6 +272,16 @@ def _run_jax(artifact: Artifact, start: list[Array], data: list[list[Array]], in
 def reference(artifact: Artifact, function: str) -> Any:
     """The function as JAX exported it, before the rewrites; `.call` takes and returns flat lists of leaves."""
     return jax.export.deserialize(bytearray(artifact.member(f"reference/{function}.jax")))
+
+
+def _jitted(artifact: Artifact, function: str) -> Callable[..., Any]:
+    """The reference, compiled once for all runs."""
+    return _jit(bytes(artifact.member(f"reference/{function}.jax")))
+
+
+@functools.lru_cache(maxsize=8)
+def _jit(exported: bytes) -> Callable[..., Any]:
+    return cast("Callable[..., Any]", jax.jit(jax.export.deserialize(bytearray(exported)).call))
 
 
 def zeros(artifact: Artifact, function: str) -> list[Array]:
