@@ -142,7 +142,10 @@ def _continues_chain(value: Any, op: Any) -> bool:
 def _is_splat(op: Any) -> bool:
     """Whether every element is the same constant: the compiler fills a fresh buffer with it."""
     if op.name == "stablehlo.constant":
-        return bool(ir.DenseElementsAttr(op.attributes["value"]).is_splat)
+        try:
+            return bool(op.attributes["value"].is_splat)
+        except TypeError:  # the bindings have no class for complex constants
+            return False
     if op.name == "stablehlo.broadcast_in_dim" and not is_argument(op.operands[0]):
         return _is_splat(op.operands[0].owner)
     return False
@@ -162,7 +165,7 @@ def opaque_copy(value: Any, number: int) -> Any:
     if isinstance(element, ir.IntegerType):
         return _xor_zero(value, number)
     bits_type = ir.RankedTensorType.get(
-        ir.RankedTensorType(value.type).shape, ir.IntegerType.get_unsigned(ir.FloatType(element).width)
+        ir.RankedTensorType(value.type).shape, ir.IntegerType.get_signless(ir.FloatType(element).width)
     )
     bits = _xor_zero(stablehlo.bitcast_convert(bits_type, value), number)
     return stablehlo.bitcast_convert(value.type, bits)
@@ -170,7 +173,7 @@ def opaque_copy(value: Any, number: int) -> Any:
 
 def _xor_zero(value: Any, number: int) -> Any:
     element = ir.RankedTensorType(value.type).element_type
-    word = ir.RankedTensorType.get([], ir.IntegerType.get_unsigned(32))
+    word = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
     attribute = ir.DenseElementsAttr.get_splat(word, ir.IntegerAttr.get(word.element_type, number))
     constant = stablehlo.constant(attribute)
     zero = stablehlo.xor(stablehlo.optimization_barrier([constant]), constant)

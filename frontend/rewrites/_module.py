@@ -11,6 +11,7 @@ from fixstep.frontend.rewrites._carries import separate_carries
 from fixstep.frontend.rewrites._gather import clamp_gathers
 from fixstep.frontend.rewrites._inline import inline_calls
 from fixstep.frontend.rewrites._replace import replace_operations
+from fixstep.frontend.rewrites._stable import keep_order_of_equals
 
 
 def rewrite_module(module: Any) -> None:
@@ -25,6 +26,7 @@ def rewrite_module(module: Any) -> None:
         clamp_gathers(module)
         replace_operations(module)
         hide_constants(module)
+        keep_order_of_equals(module)
         guard_copies(module)
         separate_carries(module)
         module.operation.verify()

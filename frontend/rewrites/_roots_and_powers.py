@@ -58,5 +58,4 @@ def magnitude(z: Array) -> Array:
     large, small = jnp.maximum(real, imaginary), jnp.minimum(real, imaginary)
     ordinary = (large > full(large, 0.0)) & jnp.isfinite(large)
     ratio = small / jnp.where(ordinary, large, full(large, 1.0))
-    result = jnp.where(ordinary, large * jnp.sqrt(full(large, 1.0) + ratio * ratio), large)
-    return jnp.where(jnp.isinf(real) | jnp.isinf(imaginary), full(large, np.inf), result)
+    return jnp.where(ordinary, large * jnp.sqrt(full(large, 1.0) + ratio * ratio), large + small)

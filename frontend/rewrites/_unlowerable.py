@@ -86,13 +86,10 @@ def _refused(op: Any) -> tuple[str, str] | None:
 
 def _fft_reason(op: Any) -> str | None:
     lengths = [int(n) for n in ir.DenseI64ArrayAttr(op.attributes["fft_length"])]
-    kind = str(op.attributes["fft_type"])
     if len(lengths) != 1:
         return "a Fourier transform over more than one axis"
     if lengths[0] & (lengths[0] - 1):
         return f"a Fourier transform of length {lengths[0]}, which is no power of two"
-    if "IRFFT" in kind or "IFFT" in kind:
-        return "an inverse Fourier transform"
     return None
 
 
