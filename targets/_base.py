@@ -27,6 +27,10 @@ class Target(Protocol):
         """Flags of iree-compile for this target, complete but for input and output."""
         ...
 
+    def adapt(self, module: str) -> str:
+        """The StableHLO text as this target's code generator needs it: the same numbers, every line in its place."""
+        ...
+
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that the target cannot hold or compute with; None if it can."""
         ...

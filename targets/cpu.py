@@ -92,6 +92,10 @@ class Cpu:
             return [*flags, f"--iree-llvmcpu-target-triple={self.triple}"]
         return [*flags, f"--iree-llvmcpu-target-cpu={self.cpu}"]
 
+    def adapt(self, module: str) -> str:
+        """Nothing has to change for this target."""
+        return module
+
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that IREE's CPU code does not hold or computes wrongly."""
         return _UNSUPPORTED.get(dtype)

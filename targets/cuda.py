@@ -66,6 +66,10 @@ class Cuda:
             "--iree-hal-memoization=false",
         ]
 
+    def adapt(self, module: str) -> str:
+        """Nothing has to change for this target."""
+        return module
+
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that PTX code of IREE does not hold."""
         return _UNSUPPORTED.get(dtype)

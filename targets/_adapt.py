@@ -1,0 +1,81 @@
+"""Changes to the StableHLO text that a target's code generator needs and that change no number.
+
+Each writes what it adds on the line of the operation that it replaces, so that line numbers keep their meaning.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NAME = r"%[\w#]+"
+_PRODUCT = re.compile(
+    rf"^(\s*)(%\w+) = (stablehlo\.(?:dot_general |convolution\())({_NAME}), ({_NAME})(.*) : "
+    r"\(tensor<([^>]*)>, tensor<([^>]*)>\) -> tensor<([^>]*)>(.*)$"
+)
+_SELECT = re.compile(
+    rf"^(\s*)(%\w+) = stablehlo\.select ({_NAME}), ({_NAME}), ({_NAME}) : "
+    r"(tensor<[^>]*>), tensor<([^>]*)complex<(f\d+)>>(.*)$"
+)
+_NARROW = re.compile(r"bf16$")
+
+
+def separate_bfloat16_products(module: str) -> str:
+    """Matrix products and convolutions of bfloat16 as those of float32, with nothing fused into them.
+
+    A product of two bfloat16 is exact in float32. IREE's SPIR-V for products loads bfloat16 in vectors, which it then
+    cannot lower ("failed to legalize operation 'vector.bitcast'"); elementwise code of its own is right.
+    """
+    if "bf16>" not in module:
+        return module
+    return "\n".join(_separate(line) for line in module.split("\n"))
+
+
+def _separate(line: str) -> str:
+    found = _PRODUCT.match(line)
+    # Neighbours in bfloat16 are fused into products of float32 too, so those are separated as well.
+    if found is None or not found.group(9).endswith(("bf16", "f32")):
+        return line
+    indent, name, operation, left, right, middle, left_type, right_type, result_type, rest = found.groups()
+    wide = [_NARROW.sub("f32", text) for text in (left_type, right_type, result_type)]
+    own = f"%adapted_{name[1:]}"
+    parts = [
+        _converted(f"{own}_left", left, left_type, wide[0]),
+        _converted(f"{own}_right", right, right_type, wide[1]),
+        f"{own}:2 = stablehlo.optimization_barrier {own}_left, {own}_right : tensor<{wide[0]}>, tensor<{wide[1]}>",
+        f"{own}_product = {operation}{own}#0, {own}#1{middle} : "
+        f"(tensor<{wide[0]}>, tensor<{wide[1]}>) -> tensor<{wide[2]}>{rest}",
+        f"{own}_result = stablehlo.optimization_barrier {own}_product : tensor<{wide[2]}>",
+        _converted(name, f"{own}_result", wide[2], result_type),
+    ]
+    return indent + " ".join(parts)
+
+
+def _converted(name: str, operand: str, before: str, after: str) -> str:
+    """A conversion; one to the same type is left out by the compiler."""
+    return f"{name} = stablehlo.convert {operand} : (tensor<{before}>) -> tensor<{after}>"
+
+
+def split_complex_selects(module: str) -> str:
+    """Selections between complex numbers as two between their parts, which is all that SPIR-V has."""
+    if "complex<" not in module:
+        return module
+    return "\n".join(_split(line) for line in module.split("\n"))
+
+
+def _split(line: str) -> str:
+    found = _SELECT.match(line)
+    if found is None:
+        return line
+    indent, name, chosen, yes, no, chosen_type, shape, element, rest = found.groups()
+    whole, part = f"tensor<{shape}complex<{element}>>", f"tensor<{shape}{element}>"
+    own = f"%adapted_{name[1:]}"
+    parts = []
+    for half in ("real", "imag"):
+        taken = f"{own}_{half}"
+        parts += [
+            f"{taken}_{which} = stablehlo.{half} {value} : ({whole}) -> {part}"
+            for which, value in (("yes", yes), ("no", no))
+        ]
+        parts.append(f"{taken} = stablehlo.select {chosen}, {taken}_yes, {taken}_no : {chosen_type}, {part}{rest}")
+    parts.append(f"{name} = stablehlo.complex {own}_real, {own}_imag : {whole}")
+    return indent + " ".join(parts)
