@@ -1,0 +1,157 @@
+"""Vulkan: devices, read-back, calls that return before the device is done, and what a machine without it is told."""
+
+import os
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from conftest import tiny_batch
+
+from fixstep.frontend import compile
+from fixstep.runtime import TargetError, load
+from fixstep.runtime._device import Device
+from fixstep.runtime._signature import LeafSpec
+from fixstep.targets import parse, vulkan
+from fixstep.targets._adapt import separate_bfloat16_products, split_complex_selects
+from fixstep.targets.errors import DeviceError
+
+ABSENT = parse("vulkan").unavailable({})
+needs_device = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
+
+
+@pytest.fixture(scope="module")
+def artifact(tiny_program, tmp_path_factory):
+    path = tmp_path_factory.mktemp("vulkan") / "tiny.fixstep"
+    compile(tiny_program, path, targets=["cpu", "vulkan"], verify=False)
+    return path
+
+
+def fresh_process(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+
+
+@needs_device
+@pytest.mark.parametrize("memory", ["shared", "separate"])
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "bfloat16", "float32", "float64", "complex64"])
+@pytest.mark.parametrize("size", [0, 1, 3, 1023, 70_001])
+def test_arrays_come_back_as_they_went(memory, dtype, size):
+    device = Device(parse("vulkan").open_device(None, {}, bytes_per_step=0), memory=memory)
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    # One byte off every alignment, and read-only.
+    bytes_ = np.random.default_rng(0).integers(0, 2, size * kind.itemsize + 1).astype(np.uint8).tobytes()
+    array = np.frombuffer(bytes_, kind, count=size, offset=1 if size else 0)
+    spec = LeafSpec("x", dtype, (size,))
+    for _ in range(2):
+        assert device.download(device.upload(array, spec), spec).tobytes() == array.tobytes()
+
+
+@needs_device
+def test_a_device_is_chosen_by_index_or_name(artifact):
+    by_index = load(artifact, target="vulkan", device="0")
+    by_name = load(artifact, target="vulkan", device="L")  # of llvmpipe, or of a GPU's maker, in any case
+    for session in (by_index, by_name):
+        assert session.choice.target == "vulkan"
+        session.step(tiny_batch())
+    with pytest.raises(TargetError, match=r"no device 'nonesuch' of target vulkan; there are: 0: "):
+        load(artifact, target="vulkan", device="nonesuch")
+
+
+@needs_device
+def test_a_software_device_is_not_preferred(artifact):
+    software = parse("vulkan").preference() < 0
+    assert load(artifact).choice.target == ("cpu" if software else "vulkan")
+
+
+@needs_device
+def test_calls_return_before_the_device_is_done_and_keep_their_order(artifact):
+    hurried, waited = load(artifact, target="vulkan"), load(artifact, target="vulkan")
+    assert hurried._module._lookup("step")[1], "the step takes no fences"
+    losses = [hurried.step(tiny_batch(i))["loss"] for i in range(40)]
+    expected = [float(waited.step(tiny_batch(i))["loss"]) for i in range(40)]
+    assert [float(loss) for loss in losses] == expected
+    assert {p: a.tobytes() for p, a in hurried.state().items()} == {p: a.tobytes() for p, a in waited.state().items()}
+
+
+@needs_device
+def test_a_call_that_could_not_be_made_does_not_stop_the_next(artifact):
+    session, untroubled = load(artifact, target="vulkan"), load(artifact, target="vulkan")
+    for each in (session, untroubled):
+        each.step(tiny_batch(1))
+    with pytest.raises(DeviceError, match="failed in step"):
+        session._module.invoke("step", session._current, wanted=1)
+    for each in (session, untroubled):
+        each.step(tiny_batch(2))
+    assert float(session.averages()["loss"]) == float(untroubled.averages()["loss"])
+
+
+@needs_device
+def test_the_process_ends_well_whatever_is_still_held(artifact):
+    done = fresh_process(
+        "import numpy as np\n"
+        "from fixstep.runtime import load\n"
+        f"session = load({str(artifact)!r}, target='vulkan')\n"
+        "metric = session.step({'x': np.ones((8, 4), 'f4'), 'y': np.ones((8, 3), 'f4')})['loss']\n"
+        "float(metric); device, module = session._device, session._module\n"
+        "view = session._current; del session\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_machine_without_a_driver_is_told_why(artifact):
+    done = fresh_process(
+        "from fixstep.runtime import load\n"
+        f"print(load({str(artifact)!r}).choice)\n"
+        f"load({str(artifact)!r}, target='vulkan')\n",
+        VK_DRIVER_FILES="/nonexistent",
+        VK_ICD_FILENAMES="/nonexistent",
+    )
+    assert "target='cpu'" in done.stdout
+    assert "TargetError" in done.stderr
+    assert "finds no driver" in done.stderr or "no Vulkan loader" in done.stderr
+
+
+def test_a_machine_without_a_loader_is_told_why():
+    text = "Error creating driver: libvulkan.c:641: NOT_FOUND; Vulkan loader library not found; ensure it is installed"
+    assert vulkan._why_none(text) == "there is no Vulkan loader (Debian: libvulkan1)"
+
+
+def test_a_type_that_the_driver_lacks_is_refused_when_loading():
+    target = parse("vulkan")
+    assert target.requirements("", "tensor<3xf32> tensor<f16> tensor<2x2xcomplex<f32>> tensor<?xi1>") == {
+        "types": ["f16", "f32", "i1"]
+    }
+
+
+@pytest.mark.parametrize("option", ["", "RDNA3", "rdna3;x", "gpu name"])
+def test_an_option_that_is_no_name_is_refused(option):
+    with pytest.raises(TargetError, match=r"expected vulkan, or vulkan:<GPU>|nothing after the colon"):
+        parse(f"vulkan:{option}")
+
+
+@pytest.mark.parametrize("option", ["rdna3", "ampere", "adreno", "valhall4"])
+def test_code_for_a_kind_of_gpu_is_compiled(option, tiny_program, tmp_path):
+    compile(tiny_program, tmp_path / "a.fixstep", targets=[f"vulkan:{option}"], verify=False)
+
+
+def test_an_unknown_gpu_is_named(tiny_program, tmp_path):
+    with pytest.raises(TargetError, match="does not know target 'vulkan:nonesuch'"):
+        compile(tiny_program, tmp_path / "a.fixstep", targets=["vulkan:nonesuch"], verify=False)
+
+
+def test_adapted_text_keeps_its_lines():
+    text = (
+        "  %0 = stablehlo.dot_general %arg0, %arg1, contracting_dims = [1] x [0] : "
+        "(tensor<4x4xbf16>, tensor<4x4xbf16>) -> tensor<4x4xf32>\n"
+        "  %1 = stablehlo.select %c, %a#0, %b : tensor<i1>, tensor<3xcomplex<f32>>\n  return %0"
+    )
+    adapted = split_complex_selects(separate_bfloat16_products(text))
+    assert adapted.count("\n") == text.count("\n")
+    assert "tensor<4x4xbf16>, tensor<4x4xbf16>) ->" not in adapted
+    assert "stablehlo.select %c, %adapted_1_real_yes" in adapted
+    assert split_complex_selects(separate_bfloat16_products("%0 = stablehlo.dot_general %a")) == (
+        "%0 = stablehlo.dot_general %a"
+    )
