@@ -105,7 +105,7 @@ def test_binary_functions_through_the_compiler(name, special):
 
 @pytest.mark.parametrize("name", ["float32", "float64"])
 def test_replacements_alone(name):
-    """The functions that take the place of operations, run by JAX one operation at a time: XLA may not simplify them."""
+    """The functions that take the place of operations, run by JAX one operation at a time, so that XLA keeps them."""
     cases = [
         (_trigonometry.sine, np.sin),
         (_trigonometry.cosine, np.cos),

@@ -78,7 +78,7 @@ def test_cumulative_sums(dtype, reverse):
     result = run(lambda v: (lax.cumsum(v, axis=0, reverse=reverse), lax.cumsum(v[:200], axis=0, reverse=reverse)), x)
     assert result.written == []
     assert error(result.outputs[0], true) <= 4 * error(result.expected[0], true)
-    assert error(result.outputs[1], true[:200] - (true[200] if reverse else 0)) <= 2 * float(ml_dtypes.finfo(dtype).eps)
+    assert error(result.outputs[1], true[:200] - (true[200] if reverse else 0)) <= 8 * float(ml_dtypes.finfo(dtype).eps)
 
 
 def test_unguarded_cumulative_sums_lose_digits():

@@ -21,6 +21,7 @@ from fixstep.frontend.rewrites import (  # noqa: F401  (each registers its rules
     _random,
     _roots_and_powers,
     _scatter,
+    _sort,
     _triangular,
     _trigonometry,
     _unsigned,

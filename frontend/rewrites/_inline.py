@@ -20,8 +20,9 @@ def inline_calls(module: Any) -> None:
     done: set[str] = set()
     for name in functions:
         _inline_into(name, functions, done)
-    for function in functions.values():
-        if not is_public(function):
+    entered = {callee(op) for op in operations(module)}
+    for name, function in functions.items():
+        if not is_public(function) and name not in entered:
             function.erase()
     passmanager.PassManager.parse("builtin.module(cse)").run(module.operation)
 
@@ -33,7 +34,7 @@ def _inline_into(name: str, functions: dict[str, Any], done: set[str]) -> None:
     done.add(name)
     for call in operations(functions[name]):
         inner = callee(call)
-        if inner is None:
+        if inner is None or _is_kept(call):
             continue
         _inline_into(inner, functions, done)
         with ir.InsertionPoint(call):
@@ -41,6 +42,11 @@ def _inline_into(name: str, functions: dict[str, Any], done: set[str]) -> None:
         for old, new in zip(call.results, results, strict=True):
             old.replace_all_uses_with(new)
         call.erase()
+
+
+def _is_kept(op: Any) -> bool:
+    """Whether IREE has an implementation of its own of a composite, better than the decomposition."""
+    return op.name == "stablehlo.composite" and str(ir.StringAttr(op.attributes["name"]).value) == "chlo.top_k"
 
 
 def clone_body(function: Any, arguments: Sequence[Any], location: Any) -> list[Any]:

@@ -133,7 +133,10 @@ def _identity(name: str, dtype: np.dtype[Any]) -> Any:
 
 def _assigns(update: Any) -> bool:
     """Whether the update takes the place of the old value, rather than being computed from it."""
-    return update is None or bool(update.outvars[0] is update.invars[1])
+    if update is None:
+        return True
+    assigned: bool = update.outvars[0] is update.invars[1]
+    return assigned
 
 
 def _assign_one(operand: Array, indices: Array, updates: Array, inside: Array, numbers: Any) -> Array:
