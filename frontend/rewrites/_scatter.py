@@ -85,7 +85,7 @@ def _assign(operand: Array, indices: Array, updates: Array, params: dict[str, An
 def _needs_rule(operand: Array, indices: Array, params: dict[str, Any]) -> bool:
     if not isinstance(operand.dtype, np.dtype) or 0 in indices.shape or params["mode"] == _CLIP:
         return False
-    return math.prod(operand.shape) > 0
+    return bool(math.prod(operand.shape) > 0)
 
 
 def _window(operand: Array, updates: Array, numbers: Any) -> list[int]:
