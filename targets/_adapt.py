@@ -5,6 +5,7 @@ Each writes what it adds on the line of the operation that it replaces, so that 
 
 from __future__ import annotations
 
+import math
 import re
 
 _NAME = r"%[\w#]+"
@@ -16,6 +17,10 @@ _SELECT = re.compile(
     rf"^(\s*)(%\w+) = stablehlo\.select ({_NAME}), ({_NAME}), ({_NAME}) : "
     r"(tensor<[^>]*>), tensor<([^>]*)complex<(f\d+)>>(.*)$"
 )
+_BROADCAST = re.compile(
+    rf"^(\s*)(%\w+) = stablehlo\.broadcast_in_dim ({_NAME}), (.*) : \(tensor<([^>]+)>\) -> tensor<([^>]+)>(.*)$"
+)
+_CONSTANT = re.compile(r"%c(?:st)?(?:_\d+)?")
 _NARROW = re.compile(r"bf16$")
 
 
@@ -79,3 +84,32 @@ def _split(line: str) -> str:
         parts.append(f"{taken} = stablehlo.select {chosen}, {taken}_yes, {taken}_no : {chosen_type}, {part}{rest}")
     parts.append(f"{name} = stablehlo.complex {own}_real, {own}_imag : {whole}")
     return indent + " ".join(parts)
+
+
+def separate_broadcasts(module: str) -> str:
+    """Nothing that makes an array is fused with the code that repeats its elements.
+
+    IREE's SPIR-V for a sum along columns and a use of it in every row holds the sums in memory that a workgroup shares,
+    and has no barrier between the threads that write and those that read: `x - x.mean(0)` was right in the columns of
+    one subgroup and wrong in the others. Scalars and constants are computed by each thread.
+    """
+    return "\n".join(_cut(line) for line in module.split("\n"))
+
+
+def _cut(line: str) -> str:
+    found = _BROADCAST.match(line)
+    if found is None:
+        return line
+    indent, name, operand, dims, before, after, rest = found.groups()
+    if _CONSTANT.fullmatch(operand) or not 1 < _count(before) < _count(after):
+        return line
+    own = f"%adapted_{name[1:]}"
+    return (
+        f"{indent}{own} = stablehlo.optimization_barrier {operand} : tensor<{before}> "
+        f"{name} = stablehlo.broadcast_in_dim {own}, {dims} : (tensor<{before}>) -> tensor<{after}>{rest}"
+    )
+
+
+def _count(shape: str) -> int:
+    """Elements of a shape such as `8x16xf32`."""
+    return math.prod(int(size) for size in re.findall(r"(\d+)x", shape))

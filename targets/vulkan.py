@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import iree.runtime as ireert
 
-from fixstep.targets._adapt import separate_bfloat16_products, split_complex_selects
+from fixstep.targets._adapt import separate_bfloat16_products, separate_broadcasts, split_complex_selects
 from fixstep.targets._base import Memory
 from fixstep.targets._devices import choose, none_runs, opened
 from fixstep.targets.errors import TargetError
@@ -83,8 +83,8 @@ class Vulkan:
         ]
 
     def adapt(self, module: str) -> str:
-        """Products of bfloat16 and selections of complex numbers, in the form that has SPIR-V code."""
-        return split_complex_selects(separate_bfloat16_products(module))
+        """Products of bfloat16, selections of complex numbers, and broadcasts, in a form that has right code."""
+        return separate_broadcasts(split_complex_selects(separate_bfloat16_products(module)))
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that SPIR-V code does not hold or computes wrongly."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import tiny_batch
 
-from fixstep.frontend import compile
+from fixstep.frontend import Program, compile
 from fixstep.runtime import TargetError, load
 from fixstep.runtime._device import Device
 from fixstep.runtime._signature import LeafSpec
@@ -155,3 +155,21 @@ def test_adapted_text_keeps_its_lines():
     assert split_complex_selects(separate_bfloat16_products("%0 = stablehlo.dot_general %a")) == (
         "%0 = stablehlo.dot_general %a"
     )
+
+
+@needs_device
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "bare"])
+def test_a_sum_along_columns_is_seen_by_all_threads(guarded, tmp_path, monkeypatch):
+    """`bare` fails when IREE is mended: then the guard can go."""
+    if not guarded:
+        monkeypatch.setattr(vulkan, "separate_broadcasts", lambda module: module)
+    x = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+    program = Program(
+        init={"x": np.zeros((8, 16), np.float32)},
+        step=lambda state, batch: ({"x": batch["x"] - batch["x"].sum(0)}, {}),
+        batch={"x": x},
+    )
+    compile(program, tmp_path / "a.fixstep", targets=["vulkan"], verify=False)
+    session = load(tmp_path / "a.fixstep")
+    session.step({"x": x})
+    assert np.allclose(session.state()["x"], x - x.sum(0), atol=1e-5) == guarded
