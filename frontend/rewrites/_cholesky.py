@@ -19,6 +19,7 @@ from fixstep.frontend.rewrites._matrix import (
     loop,
     lower_part,
     nan_unless,
+    on_diagonal,
     row,
     rows,
     unflat,
@@ -54,5 +55,5 @@ def factor(a: Array) -> Array:
     result = lower_part(loop(a.shape[-1], turn, a))
     # A pivot that is zero, negative or NaN leaves a diagonal that is not above zero.
     diagonal = lax.real(result) if is_complex(result) else result
-    good = jnp.where(rows(diagonal) == columns(diagonal), diagonal > np.zeros((), diagonal.dtype), True)
+    good = jnp.where(on_diagonal(diagonal), diagonal > np.zeros((), diagonal.dtype), True)
     return nan_unless(jnp.all(good, axis=(1, 2), keepdims=True), result)

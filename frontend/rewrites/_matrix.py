@@ -7,7 +7,7 @@ column at a time and change the whole array under a mask, which keeps the progra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ def product(x: Array, y: Array) -> Array:
 
 def identity(x: Array, height: int, width: int) -> Array:
     """Identity matrices with the batch and dtype of another array."""
-    return jnp.broadcast_to(jnp.eye(height, width, dtype=x.dtype), (x.shape[0], height, width))
+    return jnp.broadcast_to(np.eye(height, width, dtype=x.dtype), (x.shape[0], height, width))
 
 
 def zeros(x: Array) -> Array:
@@ -85,13 +85,33 @@ def zeros(x: Array) -> Array:
 
 def lower_part(x: Array, *, diagonal: bool = True) -> Array:
     """The lower triangle, zero elsewhere."""
-    inside = rows(x) >= columns(x) if diagonal else rows(x) > columns(x)
-    return jnp.where(inside, x, zeros(x))
+    return jnp.where(_mask(np.tril, x, 0 if diagonal else -1), x, zeros(x))
 
 
 def upper_part(x: Array) -> Array:
     """The upper triangle with the diagonal, zero elsewhere."""
-    return jnp.where(rows(x) <= columns(x), x, zeros(x))
+    return jnp.where(_mask(np.triu, x, 0), x, zeros(x))
+
+
+def lower_mask(x: Array) -> Array:
+    """Whether each element is below the diagonal."""
+    return _mask(np.tril, x, -1)
+
+
+def on_diagonal(x: Array) -> Array:
+    """Whether each element is on the diagonal."""
+    return _mask(np.eye, x, 0)
+
+
+def _mask(kind: Any, x: Array, offset: int) -> Array:
+    """A mask of a batch of matrices, as a constant.
+
+    Were it computed from row and column numbers, IREE would take it out of the program into an initializer, which it
+    then fails to run ("indirect buffer reference slot 0 is out range of the declared binding capacity").
+    """
+    height, width = x.shape[-2:]
+    mask = np.eye(height, width, dtype=bool) if kind is np.eye else kind(np.ones((height, width), bool), offset)
+    return lax.broadcast_in_dim(mask, x.shape, (x.ndim - 2, x.ndim - 1))
 
 
 def is_complex(x: Array) -> bool:
@@ -124,4 +144,15 @@ def nan_unless(good: Array, x: Array) -> Array:
 
 def all_finite(x: Array) -> Array:
     """Whether a matrix has no NaN and no infinity, of shape (batch, 1, 1)."""
-    return jnp.all(jnp.isfinite(square(x)), axis=(1, 2), keepdims=True)
+    return jnp.all(jnp.isfinite(larger_part(x)), axis=(1, 2), keepdims=True)
+
+
+def larger_part(x: Array) -> Array:
+    """The magnitude of each element, of a complex one that of its larger part: a scale that does not overflow."""
+    return jnp.maximum(jnp.abs(lax.real(x)), jnp.abs(lax.imag(x))) if is_complex(x) else jnp.abs(x)
+
+
+def joined(parts: Sequence[Array], axis: int) -> Array:
+    """Arrays one after the other, those without elements left out: IREE fails on them."""
+    full = [part for part in parts if part.size]
+    return full[0] if len(full) == 1 else jnp.concatenate(full, axis=axis)

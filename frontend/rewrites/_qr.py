@@ -19,6 +19,7 @@ from fixstep.frontend.rewrites._matrix import (
     flat,
     identity,
     is_complex,
+    larger_part,
     loop,
     lower_part,
     product,
@@ -123,7 +124,7 @@ def _reflector(head: Array, k: Array) -> tuple[Array, Array, Array]:
     alpha = row(head, k)
     below = jnp.where(rows(head) > k, head, zeros(head))
     used = jnp.where(rows(head) >= k, head, zeros(head))
-    size = jnp.max(jnp.sqrt(square(used)) if is_complex(used) else jnp.abs(used), axis=1, keepdims=True)
+    size = jnp.max(larger_part(used), axis=1, keepdims=True)
     scale = jnp.where(size > zeros(size), size, lax.full_like(size, 1))
     norm = scale * jnp.sqrt(jnp.sum(square(used / as_type_of(scale, head)), axis=1, keepdims=True))
     upright = jnp.all(below == zeros(below), axis=1, keepdims=True)

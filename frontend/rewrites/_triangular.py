@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax._src.lax import linalg
 
 from fixstep.frontend.rewrites._matrix import (
