@@ -14,11 +14,12 @@ import iree.runtime as ireert
 import jax
 import ml_dtypes
 import numpy as np
-from fixstep.frontend.rewrites import rewrite_function, rewrite_module
-from fixstep.targets import parse
 from jax import export
 from jax._src.interpreters import mlir
 from jaxlib.mlir.dialects import stablehlo
+
+from fixstep.frontend.rewrites import rewrite_function, rewrite_module
+from fixstep.targets import parse
 
 _ELEMENT_TYPES = {
     "bool": "BOOL_8",
