@@ -28,6 +28,7 @@ TESTED_IN = {
     "_scatter": "indices",
     "_svd": "spectra",
     "_triangular": "linear_algebra",
+    "_tridiagonal": "linear_algebra",
     "_trigonometry": "numbers",
     "_unsigned": "sums",
 }

@@ -28,6 +28,7 @@ from fixstep.frontend.rewrites import (  # noqa: F401  (each registers its rules
     _sort,
     _svd,
     _triangular,
+    _tridiagonal,
     _trigonometry,
     _unsigned,
 )
