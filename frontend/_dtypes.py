@@ -1,4 +1,4 @@
-"""Refuses what a target cannot hold: leaves by their path, values inside of the program by operation and line."""
+"""Refuses what a target cannot hold or do: leaves by their path, the rest by operation and line."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def check_leaves(target: Target, template: Template) -> None:
 
 
 def check_operations(target: Target, lowered: Lowered) -> None:
-    """Refuse values that live only inside of the program.
+    """Refuse operations, and values that live only inside of the program.
 
     Raises:
-        TargetError: naming the operations that make such values, with the user's line.
+        TargetError: naming the operations, with the user's line.
     """
     found: dict[str, None] = {}
     line = ""
@@ -52,17 +52,19 @@ def check_operations(target: Target, lowered: Lowered) -> None:
         operation = _OPERATION.search(text)
         if operation is None:
             continue
+        where = f", at {line}" * bool(line)
+        why = target.lacks(operation.group(1))
+        if why is not None:
+            found.setdefault(f"  {operation.group(1)}{where}: {why}")
         for element_type in _ELEMENT_TYPE.findall(text):
             dtype = _dtype(element_type)
             instead = target.unsupported(dtype)
             if instead is not None:
-                found.setdefault(
-                    f"  {operation.group(1)} of {dtype}" + f", at {line}" * bool(line) + f"; use {instead}"
-                )
+                found.setdefault(f"  {operation.group(1)} of {dtype}{where}; use {instead}")
     if found:
         shown = list(found)[:_SHOWN]
         more = [f"  … and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-        raise TargetError("\n".join([f"target {target.text} cannot compute with these types:", *shown, *more]))
+        raise TargetError("\n".join([f"target {target.text} cannot compute this:", *shown, *more]))
 
 
 def _dtype(element_type: str) -> str:

@@ -20,6 +20,7 @@ _SELECT = re.compile(
 _BROADCAST = re.compile(
     rf"^(\s*)(%\w+) = stablehlo\.broadcast_in_dim ({_NAME}), (.*) : \(tensor<([^>]+)>\) -> tensor<([^>]+)>(.*)$"
 )
+_REDUCE = re.compile(r"stablehlo\.reduce\(.*: \(tensor<([^>]+)>.* -> \(?tensor<([^>]+)>")
 _CONSTANT = re.compile(r"%c(?:st)?(?:_\d+)?")
 _NARROW = re.compile(r"bf16$")
 
@@ -108,6 +109,19 @@ def _cut(line: str) -> str:
         f"{indent}{own} = stablehlo.optimization_barrier {operand} : tensor<{before}> "
         f"{name} = stablehlo.broadcast_in_dim {own}, {dims} : (tensor<{before}>) -> tensor<{after}>{rest}"
     )
+
+
+def longest_reduction(module: str) -> int:
+    """The most elements that one sum, extremum or product of matrices takes together."""
+    longest = 0
+    for line in module.split("\n"):
+        reduced, product = _REDUCE.search(line), _PRODUCT.match(line)
+        if reduced is not None:
+            longest = max(longest, _count(reduced.group(1)) // max(1, _count(reduced.group(2))))
+        elif product is not None and "dot_general" in product.group(3):
+            left, right, result = (_count(product.group(n)) for n in (7, 8, 9))
+            longest = max(longest, math.isqrt(left * right // max(1, result)))
+    return longest
 
 
 def _count(shape: str) -> int:

@@ -35,6 +35,10 @@ class Target(Protocol):
         """What to use instead of a dtype that the target cannot hold or compute with; None if it can."""
         ...
 
+    def lacks(self, operation: str) -> str | None:
+        """Why an operation of StableHLO, by its name without the dialect, is refused; None if it is not."""
+        ...
+
     def requirements(self, configured: str, module: str) -> dict[str, Any]:
         """What the compiled code needs of a machine and its device, as JSON for the artifact.
 

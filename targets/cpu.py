@@ -100,6 +100,11 @@ class Cpu:
         """What to use instead of a dtype that IREE's CPU code does not hold or computes wrongly."""
         return _UNSUPPORTED.get(dtype)
 
+    def lacks(self, operation: str) -> str | None:
+        """None: every operation that compiles is right, as far as is known."""
+        del operation
+        return None
+
     def requirements(self, configured: str, module: str) -> dict[str, Any]:
         """The architecture, the processor features that the code may use, and whether it has to run in one thread."""
         triple = re.search(r'target_triple = "([^-"]+)', configured)

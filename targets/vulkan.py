@@ -17,7 +17,12 @@ from typing import Any, ClassVar
 
 import iree.runtime as ireert
 
-from fixstep.targets._adapt import separate_bfloat16_products, separate_broadcasts, split_complex_selects
+from fixstep.targets._adapt import (
+    longest_reduction,
+    separate_bfloat16_products,
+    separate_broadcasts,
+    split_complex_selects,
+)
 from fixstep.targets._base import Memory
 from fixstep.targets._devices import choose, none_runs, opened
 from fixstep.targets.errors import TargetError
@@ -48,6 +53,11 @@ _UNSUPPORTED = {
         f"bfloat16 ({_NO_ELEMENT_TYPE})",
     ),
 }
+
+_WRONG = {"fft": "IREE's SPIR-V code for Fourier transforms gives wrong numbers; write it as a product with a matrix"}
+
+# Mesa's software driver ends every loop after this many rounds, without a word.
+_SOFTWARE_ROUNDS = 65_535
 
 # Features of the driver, as IREE prints them, by the element types that need them. 64-bit types are not in its list;
 # a driver without them refuses the code when it is loaded.
@@ -90,10 +100,15 @@ class Vulkan:
         """What to use instead of a dtype that SPIR-V code does not hold or computes wrongly."""
         return _UNSUPPORTED.get(dtype)
 
+    def lacks(self, operation: str) -> str | None:
+        """Why an operation is refused although it compiles."""
+        return _WRONG.get(operation)
+
     def requirements(self, configured: str, module: str) -> dict[str, Any]:
-        """The element types in the code, which the driver has to support."""
+        """The element types in the code, which the driver has to support, and the longest sum of one thread."""
         del configured
-        return {"types": sorted(set(_ELEMENT_TYPE.findall(module)))}
+        types = sorted(set(_ELEMENT_TYPE.findall(module)))
+        return {"types": types, "longest_loop": longest_reduction(module)}
 
     def unavailable(self, requirements: Mapping[str, Any]) -> str | None:
         """Why no device of this machine runs the code: no loader, no driver, no device, or no such type."""
@@ -180,6 +195,12 @@ def _why_none(text: str) -> str:
 
 def _lacks(device: _Device, requirements: Mapping[str, Any]) -> str | None:
     """Why a device cannot run code with these requirements; None if it can."""
+    rounds = int(requirements.get("longest_loop", 0))
+    if device.software and rounds > _SOFTWARE_ROUNDS:
+        return (
+            f"{device.name} ends loops after {_SOFTWARE_ROUNDS} rounds, and the program reduces {rounds} elements "
+            "to one; use another device, or reduce in two stages"
+        )
     types = set(requirements.get("types", []))
     lacking = {name: types & set(needing) for name, needing in _FEATURES.items() if name not in device.features}
     needed = [f"{name} (for {', '.join(sorted(found))})" for name, found in lacking.items() if found]
