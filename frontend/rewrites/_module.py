@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from fixstep.frontend.rewrites._added_zero import drop_added_zeros
+from fixstep.frontend.rewrites._carries import separate_carries
 from fixstep.frontend.rewrites._clean import clean
 from fixstep.frontend.rewrites._constants import hide_constants
 from fixstep.frontend.rewrites._copies import guard_copies
-from fixstep.frontend.rewrites._carries import separate_carries
 from fixstep.frontend.rewrites._gather import clamp_gathers
 from fixstep.frontend.rewrites._inline import inline_calls
 from fixstep.frontend.rewrites._replace import replace_operations
@@ -23,6 +24,7 @@ def rewrite_module(module: Any) -> None:
     with module.context:
         clean(module)
         inline_calls(module)
+        drop_added_zeros(module)
         clamp_gathers(module)
         replace_operations(module)
         hide_constants(module)
