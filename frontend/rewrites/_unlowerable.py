@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sysconfig
-from pathlib import Path
 from typing import Any
 
 from jaxlib.mlir import ir
 
+from fixstep.frontend._locations import user_line
 from fixstep.frontend.rewrites._walk import callers, enclosing_function, operations, symbol
 
 _COLLECTIVE = "a collective of several devices; a step runs on one"
@@ -45,8 +44,6 @@ _CALL_REASONS = {
     "ducc_fft": "a Fourier transform that JAX computes in a library",
 }
 
-_LIBRARIES = ("jax", "jaxlib", "optax", "flax", "equinox", "chex", "numpy", "diffrax", "lineax", "jaxopt")
-
 
 def unlowerable_operations(module: Any) -> list[tuple[str, str, str]]:
     """The operations that the compiler is known to refuse.
@@ -65,7 +62,7 @@ def unlowerable_operations(module: Any) -> list[tuple[str, str, str]]:
             refused = _refused(op)
             if refused is not None:
                 name, why = refused
-                found[name, user_line(op, reached_by), why] = None
+                found[name, line_of(op, reached_by), why] = None
     return list(found)
 
 
@@ -93,19 +90,13 @@ def _fft_reason(op: Any) -> str | None:
     return None
 
 
-def user_line(op: Any, reached_by: dict[str, list[Any]] | None = None) -> str:
-    """The innermost line of the user's that an operation came from, as `file:line`, or "".
+def line_of(op: Any, reached_by: dict[str, list[Any]] | None = None) -> str:
+    """The user's line that an operation came from, as `file:line`, or "".
 
-    Frames within installed libraries are passed over where there is one outside. An operation whose own location
-    names no file has that of the call that it is reached by.
+    An operation whose own location names no file has that of the call that it is reached by.
     """
-    frames = _frames(op.location)
-    if not frames and reached_by is not None:
-        frames = [frame for call in _calls_of(op, reached_by, set()) for frame in _frames(call.location)]
-    for file, line in frames:
-        if not _is_library(file):
-            return f"{file}:{line}"
-    return f"{frames[0][0]}:{frames[0][1]}" if frames else ""
+    calls = [] if reached_by is None else _calls_of(op, reached_by, set())
+    return next((line for each in (op, *calls) if (line := user_line(each.location))), "")
 
 
 def _calls_of(op: Any, reached_by: dict[str, list[Any]], seen: set[str]) -> list[Any]:
@@ -116,25 +107,3 @@ def _calls_of(op: Any, reached_by: dict[str, list[Any]], seen: set[str]) -> list
     seen.add(name)
     direct = reached_by.get(name, [])
     return [*direct, *(outer for call in direct for outer in _calls_of(call, reached_by, seen))]
-
-
-def _frames(location: Any) -> list[tuple[str, int]]:
-    """Files and lines of a location, innermost first."""
-    if isinstance(location, ir.FileLineColLoc):
-        return [(str(location.filename), int(location.start_line))]
-    if isinstance(location, ir.CallSiteLoc):
-        return [*_frames(location.callee), *_frames(location.caller)]
-    if isinstance(location, ir.NameLoc):
-        return _frames(location.child_loc)
-    if isinstance(location, ir.FusedLoc):
-        return [frame for part in location.locations for frame in _frames(part)]
-    return []
-
-
-def _is_library(file: str) -> bool:
-    """Whether a file belongs to Python itself or to an installed library that users' steps call."""
-    path = Path(file)
-    if any(path.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")):
-        folders = path.parts
-        return "site-packages" not in folders or folders[folders.index("site-packages") + 1] in _LIBRARIES
-    return "site-packages" in path.parts or "dist-packages" in path.parts
