@@ -22,24 +22,25 @@ _BROADCAST = re.compile(
 )
 _REDUCE = re.compile(r"stablehlo\.reduce\(.*: \(tensor<([^>]+)>.* -> \(?tensor<([^>]+)>")
 _CONSTANT = re.compile(r"%c(?:st)?(?:_\d+)?")
-_NARROW = re.compile(r"bf16$")
+_NARROW = re.compile(r"(?<=x)b?f16$|^b?f16$")
 
 
-def separate_bfloat16_products(module: str) -> str:
-    """Matrix products and convolutions of bfloat16 as those of float32, with nothing fused into them.
+def separate_narrow_products(module: str) -> str:
+    """Matrix products and convolutions of 16-bit floats as those of float32, with nothing fused into them.
 
-    A product of two bfloat16 is exact in float32. IREE's SPIR-V for products loads bfloat16 in vectors, which it then
-    cannot lower ("failed to legalize operation 'vector.bitcast'"); elementwise code of its own is right.
+    A product of two such numbers is exact in float32. IREE's SPIR-V for products loads bfloat16 in vectors, which it
+    then cannot lower ("failed to legalize operation 'vector.bitcast'"), and gives wrong numbers where an update in
+    float16 is fused into a product of 6 by 16. Elementwise code of its own is right.
     """
-    if "bf16>" not in module:
+    if "f16>" not in module:
         return module
     return "\n".join(_separate(line) for line in module.split("\n"))
 
 
 def _separate(line: str) -> str:
     found = _PRODUCT.match(line)
-    # Neighbours in bfloat16 are fused into products of float32 too, so those are separated as well.
-    if found is None or not found.group(9).endswith(("bf16", "f32")):
+    # Narrow neighbours are fused into products of float32 too, so those are separated as well.
+    if found is None or not found.group(9).endswith(("f16", "f32")):
         return line
     indent, name, operation, left, right, middle, left_type, right_type, result_type, rest = found.groups()
     wide = [_NARROW.sub("f32", text) for text in (left_type, right_type, result_type)]

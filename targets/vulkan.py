@@ -19,8 +19,8 @@ import iree.runtime as ireert
 
 from fixstep.targets._adapt import (
     longest_reduction,
-    separate_bfloat16_products,
     separate_broadcasts,
+    separate_narrow_products,
     split_complex_selects,
 )
 from fixstep.targets._base import Memory
@@ -93,8 +93,8 @@ class Vulkan:
         ]
 
     def adapt(self, module: str) -> str:
-        """Products of bfloat16, selections of complex numbers, and broadcasts, in a form that has right code."""
-        return separate_broadcasts(split_complex_selects(separate_bfloat16_products(module)))
+        """Products of 16-bit floats, selections of complex numbers, and broadcasts, in a form that has right code."""
+        return separate_broadcasts(split_complex_selects(separate_narrow_products(module)))
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that SPIR-V code does not hold or computes wrongly."""

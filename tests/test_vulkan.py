@@ -14,7 +14,7 @@ from fixstep.runtime import TargetError, load
 from fixstep.runtime._device import Device
 from fixstep.runtime._signature import LeafSpec
 from fixstep.targets import parse, vulkan
-from fixstep.targets._adapt import separate_bfloat16_products, split_complex_selects
+from fixstep.targets._adapt import separate_narrow_products, split_complex_selects
 from fixstep.targets.errors import DeviceError
 
 ABSENT = parse("vulkan").unavailable({})
@@ -148,11 +148,11 @@ def test_adapted_text_keeps_its_lines():
         "(tensor<4x4xbf16>, tensor<4x4xbf16>) -> tensor<4x4xf32>\n"
         "  %1 = stablehlo.select %c, %a#0, %b : tensor<i1>, tensor<3xcomplex<f32>>\n  return %0"
     )
-    adapted = split_complex_selects(separate_bfloat16_products(text))
+    adapted = split_complex_selects(separate_narrow_products(text))
     assert adapted.count("\n") == text.count("\n")
     assert "tensor<4x4xbf16>, tensor<4x4xbf16>) ->" not in adapted
     assert "stablehlo.select %c, %adapted_1_real_yes" in adapted
-    assert split_complex_selects(separate_bfloat16_products("%0 = stablehlo.dot_general %a")) == (
+    assert split_complex_selects(separate_narrow_products("%0 = stablehlo.dot_general %a")) == (
         "%0 = stablehlo.dot_general %a"
     )
 
