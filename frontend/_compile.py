@@ -81,7 +81,8 @@ def compile(
         module, requirements = _iree.compile_module(lowered.text, target, lowered.lines)
         name = f"modules/{re.sub(r'[^a-z0-9_.-]', '-', target.text)}.vmfb"
         members[name] = module
-        entries.append({"text": target.text, "module": name, "requires": requirements, "flags": target.compile_flags()})
+        flags = target.compile_flags(lowered.text)
+        entries.append({"text": target.text, "module": name, "requires": requirements, "flags": flags})
     manifest = _manifest(program, template, lowered, entries)
     temporary = Path(path).with_name(Path(path).name + ".unverified") if verify else Path(path)
     write_artifact(temporary, manifest, members)

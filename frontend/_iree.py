@@ -39,8 +39,8 @@ def compile_module(text: str, target: Target, lines: Mapping[int, str]) -> tuple
         CompileError: if the compiler failed: one message with the user's line, the full log in a file.
     """
     text = target.adapt(text)
-    requirements = target.requirements(_configured(target), text)
-    flags = ["--iree-input-type=stablehlo", *target.compile_flags()]
+    requirements = target.requirements(_configured(target, text), text)
+    flags = ["--iree-input-type=stablehlo", *target.compile_flags(text)]
     # `host` means another processor on another machine, so what it was resolved to is part of the key.
     key = _cache.cache_key(text, [*flags, repr(requirements)], compiler_version())
     module = _cache.lookup(key)
@@ -50,9 +50,9 @@ def compile_module(text: str, target: Target, lines: Mapping[int, str]) -> tuple
     return module, requirements
 
 
-def _configured(target: Target) -> str:
-    """The target attribute that the compiler makes of the flags, from an empty module."""
-    flags = ["--iree-input-type=stablehlo", "--compile-to=flow", *target.compile_flags()]
+def _configured(target: Target, module: str) -> str:
+    """The target attribute that the compiler makes of the flags for a module, from an empty one."""
+    flags = ["--iree-input-type=stablehlo", "--compile-to=flow", *target.compile_flags(module)]
     done = _iree_compile("module {}", [*flags, "-o", "-"])
     log = done.stderr.decode(errors="replace")
     if done.returncode or "not a recognized processor" in log or "Unknown CPU" in log:

@@ -23,8 +23,8 @@ class Target(Protocol):
     text: str
     memory: Memory
 
-    def compile_flags(self) -> list[str]:
-        """Flags of iree-compile for this target, complete but for input and output."""
+    def compile_flags(self, module: str = "") -> list[str]:
+        """Flags of iree-compile for this target and a StableHLO module, complete but for input and output."""
         ...
 
     def adapt(self, module: str) -> str:

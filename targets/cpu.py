@@ -1,8 +1,8 @@
 """The CPU target.
 
-Options: none (portable: any processor of this machine's architecture; on x86-64, any since 2009), `host` (the processor
-of this machine), the LLVM name of a processor (`x86-64-v3`, `znver4`), or a target triple (`aarch64-linux-gnu`), which
-cross-compiles.
+Options: none (portable: any processor of this machine's architecture; on x86-64, any since 2009, or since 2012 if the
+program uses float16), `host` (the processor of this machine), the LLVM name of a processor (`x86-64-v3`, `znver4`), or
+a target triple (`aarch64-linux-gnu`), which cross-compiles.
 """
 
 from __future__ import annotations
@@ -61,6 +61,10 @@ _X86_CHECKED = re.compile(
 _ARM_FLAG = {"neon": "asimd", "fullfp16": "asimdhp", "dotprod": "asimddp", "sve": "sve", "i8mm": "i8mm", "bf16": "bf16"}
 _ARM_CHECKED = re.compile("|".join(_ARM_FLAG))
 
+# Below it (SSE 4.1) rounding is a call into a C library, which compiled code does not have.
+_PORTABLE_X86 = "x86-64-v2"
+_FLOAT16 = re.compile(r"[<x]f16>")
+
 # Below this a step is too short to be worth handing to worker threads.
 _THREADED_BYTES = 1 << 20
 
@@ -75,7 +79,7 @@ class Cpu:
 
     memory: ClassVar[Memory] = "host"
 
-    def compile_flags(self) -> list[str]:
+    def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
         flags = [
             "--iree-hal-target-device=local",
@@ -90,6 +94,9 @@ class Cpu:
         ]
         if self.triple is not None:
             return [*flags, f"--iree-llvmcpu-target-triple={self.triple}"]
+        if self.cpu == _PORTABLE_X86 and _FLOAT16.search(module):
+            # Without the instruction of 2012, the conversion to float16 loses numbers below 6.1e-5.
+            flags.append("--iree-llvmcpu-target-cpu-features=+f16c")
         return [*flags, f"--iree-llvmcpu-target-cpu={self.cpu}"]
 
     def adapt(self, module: str) -> str:
@@ -159,9 +166,8 @@ def parse(option: str | None) -> Cpu:
         TargetError: if the option is neither `host`, a processor name, nor a triple.
     """
     if option is None:
-        # Below x86-64-v2 (SSE 4.1) rounding is a call into a C library, which compiled code does not have.
         architecture = _ARCHITECTURES.get(platform.machine().lower())
-        return Cpu("cpu", "x86-64-v2" if architecture == "x86_64" else "generic", None)
+        return Cpu("cpu", _PORTABLE_X86 if architecture == "x86_64" else "generic", None)
     text = f"cpu:{option}"
     if _TRIPLE.fullmatch(option):
         return Cpu(text, "", option)

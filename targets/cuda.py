@@ -48,8 +48,9 @@ class Cuda:
 
     memory: ClassVar[Memory] = "separate"
 
-    def compile_flags(self) -> list[str]:
+    def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
+        del module
         return [
             "--iree-hal-target-device=cuda",
             f"--iree-cuda-target={self.architecture}",

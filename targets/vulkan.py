@@ -79,8 +79,9 @@ class Vulkan:
 
     memory: ClassVar[Memory] = "shared"
 
-    def compile_flags(self) -> list[str]:
+    def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
+        del module
         return [
             f"--iree-hal-target-device={'vulkan' if self.option else _DEFAULT_DEVICE}",
             *([f"--iree-vulkan-target={self.option}"] if self.option else []),

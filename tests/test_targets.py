@@ -1,0 +1,85 @@
+"""Targets: a new one is one new file, and every one offers the same."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+from conftest import tiny_batch
+
+import fixstep.targets
+from fixstep import targets
+from fixstep.frontend import compile
+from fixstep.runtime import Artifact, load
+from fixstep.targets._base import Target
+
+MADE_UP = '''
+"""A made-up target: the CPU under another name, and preferred to it."""
+import dataclasses
+from fixstep.targets import cpu
+
+@dataclasses.dataclass(frozen=True)
+class MadeUp(cpu.Cpu):
+    def preference(self):
+        return 1000
+
+def parse(option):
+    return MadeUp("madeup" if option is None else f"madeup:{option}", "generic", None)
+'''
+
+
+def test_a_new_target_is_one_new_file(tiny_program, tmp_path, monkeypatch):
+    folder = tmp_path / "more"
+    folder.mkdir()
+    (folder / "madeup.py").write_text(MADE_UP)
+    monkeypatch.setattr(fixstep.targets, "__path__", [*fixstep.targets.__path__, str(folder)])
+    try:
+        assert "madeup" in targets.families()
+        path = tmp_path / "tiny.fixstep"
+        compiled = compile(tiny_program, path, targets=["cpu", "madeup"])
+        assert {result.target for result in compiled.verifications} == {"cpu", "madeup"}
+        session = load(path)
+        assert session.choice.target == "madeup"
+        session.step(tiny_batch())
+    finally:
+        sys.modules.pop("fixstep.targets.madeup", None)
+    assert load(path, target="cpu").choice.target == "cpu"
+
+
+@pytest.mark.parametrize("family", targets.families())
+def test_every_target_offers_what_the_protocol_says(family):
+    target = targets.parse(family)
+    assert target.text == family
+    assert target.memory in ("host", "shared", "separate")
+    for name, member in inspect.getmembers(Target, inspect.isfunction):
+        if not name.startswith("_"):
+            assert inspect.signature(getattr(type(target), name)) == inspect.signature(member), name
+    text = "module {\n}"
+    assert target.adapt(text).count("\n") == text.count("\n")
+    assert target.unsupported("float32") is None
+    assert isinstance(target.preference(), int)
+
+
+def test_what_was_passed_over_is_said(tiny_program, tmp_path):
+    compile(tiny_program, tmp_path / "a.fixstep", targets=["cpu", "cuda", "vulkan"], verify=False)
+    session = load(tmp_path / "a.fixstep")
+    absent = [t for t in ("cuda", "vulkan") if targets.parse(t).unavailable({}) and targets.parse(t).preference() > 0]
+    assert [line.partition(":")[0] for line in session.choice.passed_over] == absent
+
+
+def test_no_driver_is_opened_for_a_target_that_the_artifact_lacks(tiny_artifact):
+    code = (
+        "import iree.runtime as rt\n"
+        "asked = []; get = rt.get_driver; rt.get_driver = lambda name: asked.append(name) or get(name)\n"
+        "from fixstep.runtime import load\n"
+        f"load({str(tiny_artifact)!r}); print([n for n in asked if not n.startswith('local')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_manifest_says_what_each_target_needs(tiny_program, tmp_path):
+    compile(tiny_program, tmp_path / "a.fixstep", targets=["cuda:sm_86", "vulkan"], verify=False)
+    needs = {e["text"]: e["requires"] for e in Artifact.open(tmp_path / "a.fixstep").manifest["targets"]}
+    assert needs["cuda:sm_86"] == {"compute_capability": 86}
+    assert "f32" in needs["vulkan"]["types"]
