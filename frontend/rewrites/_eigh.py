@@ -60,7 +60,7 @@ def _decompose(a: Array) -> tuple[Array, Array]:
     norm = jnp.sqrt(jnp.sum(square(scaled), axis=(1, 2), keepdims=True))
     shift = as_type_of(norm + norm + jnp.where(good_size, lax.full_like(norm, 0), lax.full_like(norm, 1)), a)
     factor = _cholesky.factor(jnp.where(on_diagonal(a), scaled + shift, scaled))
-    found = orthogonal_rows(transposed(factor), a.shape[-1])
+    found = orthogonal_rows(transposed(factor))
     found = found / as_type_of(lengths(found), a)
     # Row i is v_i^T, so v_i^H A v_i is the sum over conj(v_i) times (A v_i).
     image = product(found, transposed(scaled))

@@ -26,31 +26,29 @@ from fixstep.frontend.rewrites._real import Array, copy_sign
 _SWEEPS = 40
 
 
-def orthogonal_rows(vectors: Array, length: int) -> Array:
+def orthogonal_rows(vectors: Array) -> Array:
     """Rotate pairs of rows until all are orthogonal to each other.
 
     The pairs of a round have no row in common, so a round is one operation on two halves; in a tournament's order
     n - 1 rounds bring every pair together and each row back to its place.
 
     Args:
-        vectors: (batch, n, at least length). Only the first `length` elements of a row count for orthogonality; the
-            others are rotated along.
-        length: that number.
+        vectors: (batch, n, length).
 
     Returns:
-        The rows, whose first parts are orthogonal within a few units of rounding.
+        The rows, orthogonal within a few units of rounding.
     """
-    batch, n, width = vectors.shape
+    batch, n, length = vectors.shape
     half = (n + 1) // 2
     rounds = 2 * half - 1
     # A row of zeros is orthogonal to every other, so it stays as it is and is back in its place after each sweep.
-    start = joined([vectors, jnp.zeros((batch, 2 * half - n, width), vectors.dtype)], 1)
+    start = joined([vectors, jnp.zeros((batch, 2 * half - n, length), vectors.dtype)], 1)
     tolerance = np.array(np.finfo(real_dtype(vectors)).eps * 2 * np.sqrt(max(length, 4)), real_dtype(vectors))
 
     # Each loop carries one array: where several are carried around a loop within a loop, IREE loses one of them
     # ("indirect buffer reference slot 0 is out range").
     def turn(_: Array, both: Array) -> Array:
-        upper, lower = _rotate(both[:, :half], both[:, half:], length)
+        upper, lower = _rotate(both[:, :half], both[:, half:])
         if half == 1:
             return jnp.concatenate([upper, lower], axis=1)
         return joined([upper[:, :1], lower[:, :1], upper[:, 1:-1], lower[:, 1:], upper[:, -1:]], 1)
@@ -59,7 +57,7 @@ def orthogonal_rows(vectors: Array, length: int) -> Array:
         return loop(rounds, turn, carry[0]), carry[1] + np.int32(1)
 
     def unfinished(carry: tuple[Array, Array]) -> Array:
-        return (_largest_cosine(carry[0][:, :, :length]) > tolerance) & (carry[1] < np.int32(_SWEEPS))
+        return (_largest_cosine(carry[0]) > tolerance) & (carry[1] < np.int32(_SWEEPS))
 
     return lax.while_loop(unfinished, sweep, (start, np.int32(0)))[0][:, :n]
 
@@ -94,12 +92,11 @@ def lengths(vectors: Array) -> Array:
     return jnp.sqrt(jnp.sum(square(vectors), axis=2, keepdims=True))
 
 
-def _rotate(upper: Array, lower: Array, length: int) -> tuple[Array, Array]:
+def _rotate(upper: Array, lower: Array) -> tuple[Array, Array]:
     """Rotate each pair of rows to be orthogonal."""
-    x, y = upper[:, :, :length], lower[:, :, :length]
-    alpha = jnp.sum(square(x), axis=2, keepdims=True)
-    beta = jnp.sum(square(y), axis=2, keepdims=True)
-    gamma = jnp.sum((x.conj() if is_complex(x) else x) * y, axis=2, keepdims=True)
+    alpha = jnp.sum(square(upper), axis=2, keepdims=True)
+    beta = jnp.sum(square(lower), axis=2, keepdims=True)
+    gamma = jnp.sum((upper.conj() if is_complex(upper) else upper) * lower, axis=2, keepdims=True)
     size = jnp.sqrt(square(gamma)) if is_complex(gamma) else jnp.abs(gamma)
     zero, one = lax.full_like(size, 0), lax.full_like(size, 1)
     turned = size > zero

@@ -1,9 +1,10 @@
 """Singular value decomposition.
 
 Stands against IREE having no lowering of `svd`, which JAX computes in LAPACK. With A = Q R, Jacobi rotations make the
-columns of R^H orthogonal: R^H J = V S, so A = (Q J) S V^H. V is had from a QR decomposition of V S, which completes it
-where singular values are zero. Values descend, as in LAPACK; the signs of a pair of vectors (for complex matrices the
-phases), and the vectors that belong to no value, differ from LAPACK's, and gradients do not depend on those.
+columns of R^H orthogonal: they become V S, and A V = U S. Both bases are had from QR decompositions of these products,
+which complete them where singular values are zero. Values descend, as in LAPACK; the signs of a pair of vectors (for
+complex matrices the phases), and the vectors that belong to no value, differ from LAPACK's, and gradients do not depend
+on those.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax._src.lax import linalg
 
@@ -23,9 +25,9 @@ from fixstep.frontend.rewrites._matrix import (
     flat,
     identity,
     is_complex,
-    joined,
     larger_part,
     nan_unless,
+    product,
     square,
     transposed,
     unflat,
@@ -60,31 +62,25 @@ def svd(
 def _decompose(a: Array, *, full_matrices: bool, compute_uv: bool) -> tuple[Array, Array, Array]:
     """Values (batch, n, 1), and both matrices of vectors, of matrices at least as high as wide."""
     m, n = a.shape[1:]
-    reflectors, taus, _ = _qr.factor(a)
-    # Row i is column i of R^H, and after it row i of the identity, in which the rotations gather.
-    starting = upper_part(reflectors[:, :n])
-    starting = starting.conj() if is_complex(a) else starting
-    if compute_uv:
-        starting = joined([starting, identity(a, n, n)], 2)
-    found = orthogonal_rows(starting, n)
-    found, values = sorted_rows(found, lengths(found[:, :, :n]), descending=True)
+    reflectors, _, _ = _qr.factor(a)
+    r = upper_part(reflectors[:, :n])
+    found = orthogonal_rows(r.conj() if is_complex(a) else r)  # row i is column i of R^H
+    found, values = sorted_rows(found, lengths(found), descending=True)
     if not compute_uv:
         return values, a, a
-    columns = transposed(found[:, :, :n])
-    rotations = transposed(found[:, :, n:])
-    right = _orthonormal(columns)
-    width = m if full_matrices else n
-    inner = joined([rotations, jnp.zeros((a.shape[0], m - n, n), a.dtype)], 1)
-    inner = joined([inner, identity(a, m, width)[:, :, n:]], 2)
-    return values, _qr.multiply(reflectors, taus, inner), right
+    right = _orthonormal(transposed(found), n)
+    return values, _orthonormal(product(a, right), m if full_matrices else n), right
 
 
-def _orthonormal(columns: Array) -> Array:
-    """Columns that are orthogonal, made of length one; those of length zero completed to a basis."""
+def _orthonormal(columns: Array, width: int) -> Array:
+    """Columns that are orthogonal, made of length one; more, and those of length zero, complete them to a basis."""
     reflectors, taus, _ = _qr.factor(columns)
-    basis = _qr.multiply(reflectors, taus, identity(columns, *columns.shape[1:]))
+    basis = _qr.multiply(reflectors, taus, identity(columns, columns.shape[1], width))
     ends = diagonal(reflectors)
     size = jnp.sqrt(square(ends)) if is_complex(ends) else jnp.abs(ends)
     nonzero = size > lax.full_like(size, 0)
     phase = ends / as_type_of(jnp.where(nonzero, size, lax.full_like(size, 1)), ends)
-    return basis * jnp.where(nonzero, phase, lax.full_like(phase, 1))
+    phase = jnp.where(nonzero, phase, lax.full_like(phase, 1))
+    if width > columns.shape[2]:
+        phase = lax.pad(phase, np.ones((), phase.dtype), [(0, 0, 0), (0, 0, 0), (0, width - columns.shape[2], 0)])
+    return basis * phase
