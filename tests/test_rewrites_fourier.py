@@ -9,7 +9,10 @@ from _iree import run
 from fixstep.frontend.rewrites import rewrite_function
 
 # Powers of two, products of small and of large factors, primes that are one product and primes that are not.
-LENGTHS = [1, 2, 3, 7, 16, 60, 64, 67, 128, 143, 210, 331, 512, 1000, 1009, 1024, 2**12, 3 * 1021]
+LENGTHS = {
+    "float32": [1, 2, 3, 16, 60, 67, 128, 210, 331, 1000, 4096, 3 * 1021],
+    "float64": [7, 64, 143, 512, 1009],
+}
 EPSILON = {"float32": 1.2e-7, "float64": 2.3e-16}
 KINDS = {
     "fft": (np.fft.fft, jnp.fft.fft),
@@ -31,9 +34,8 @@ def error(got, want):
     return np.sqrt(np.sum(np.abs(got - want) ** 2) / np.sum(np.abs(want) ** 2))
 
 
-@pytest.mark.parametrize("dtype", EPSILON)
-@pytest.mark.parametrize("length", LENGTHS)
-def test_accuracy(length, dtype):
+@pytest.mark.parametrize(("dtype", "length"), [(dtype, n) for dtype, lengths in LENGTHS.items() for n in lengths])
+def test_accuracy(dtype, length):
     """Within a few roundings of the exact transform, as numpy's own is."""
     with jax.enable_x64(dtype == "float64"):
         for kind, (exact, function) in KINDS.items():

@@ -117,16 +117,14 @@ def test_square_batched(name):
 @pytest.mark.parametrize("transpose", [True, False])
 @pytest.mark.parametrize("unit", [True, False])
 def test_triangular_solve(left, lower, transpose, unit):
-    for conjugate, dtype in ((False, np.float32), (True, np.complex64)):
-        function = functools.partial(solve_triangular, left, lower, transpose, conjugate, unit)
-        check_in_jax(with_gradient(function), matrix((3, 4, 4), dtype), matrix((3, 4, 2), dtype))
+    a, b = matrix((3, 4, 4), np.complex64), matrix((3, 4, 2), np.complex64)
+    check_in_jax(with_gradient(functools.partial(solve_triangular, left, lower, transpose, True, unit)), a, b)
 
 
 @pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (2, 4, 4), (1, 3), (3, 1)])
-@pytest.mark.parametrize("dtype", ["float32", "complex64"])
-def test_qr(shape, mode, dtype):
-    check_in_jax(functools.partial(jnp.linalg.qr, mode=mode), matrix(shape, dtype))
+def test_qr(shape, mode):
+    check_in_jax(functools.partial(jnp.linalg.qr, mode=mode), matrix(shape, "complex64" if mode == "r" else "float32"))
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (2, 4, 4)])
