@@ -120,10 +120,31 @@ def test_a_machine_without_a_loader_is_told_why():
 
 
 def test_a_type_that_the_driver_lacks_is_refused_when_loading():
-    target = parse("vulkan")
-    assert target.requirements("", "tensor<3xf32> tensor<f16> tensor<2x2xcomplex<f32>> tensor<?xi1>") == {
-        "types": ["f16", "f32", "i1"]
-    }
+    needs = parse("vulkan").requirements("", "tensor<3xf32> tensor<f16> tensor<2x2xcomplex<f32>> tensor<?xi1>")
+    assert needs == {"types": ["f16", "f32", "i1"], "longest_loop": 0}
+    device = vulkan._Device(0, 1, "Small", software=False, features=frozenset({"storageBuffer16BitAccess"}))
+    assert vulkan._lacks(device, needs) == (
+        "Small lacks storageBuffer8BitAccess (for i1), shaderInt8 (for i1), shaderFloat16 (for f16)"
+    )
+    assert vulkan._lacks(device, {"types": ["f32"], "longest_loop": 10**6}) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "elements"),
+    [
+        ("%1 = stablehlo.reduce(%0 init: %z) applies stablehlo.add across dimensions = [0] : "
+         "(tensor<70000x3xf32>, tensor<f32>) -> tensor<3xf32>", 70_000),
+        ("%1 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] : "
+         "(tensor<4x70000xf32>, tensor<70000x3xf32>) -> tensor<4x3xf32>", 70_000),
+    ],
+)  # fmt: skip
+def test_a_loop_that_a_software_device_would_cut_short_is_refused(line, elements):
+    needs = parse("vulkan").requirements("", line)
+    assert needs["longest_loop"] == elements
+    device = vulkan._Device(0, 1, "llvmpipe", software=True, features=frozenset())
+    assert f"llvmpipe ends loops after 65535 rounds, and the program reduces {elements}" in str(
+        vulkan._lacks(device, needs)
+    )
 
 
 @pytest.mark.parametrize("option", ["", "RDNA3", "rdna3;x", "gpu name"])
