@@ -16,8 +16,8 @@ from fixstep.runtime import ArrayData, load, load_npz
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 1000
-# JAX's own curves from starts one unit in the last place apart; their spread is the noise of the training itself.
-PERTURBED = 2
+# JAX's own curves where each step rounds a little otherwise; their spread is the noise of the training itself.
+PERTURBED = 3
 
 
 def write_data(example: str, folder: Path) -> None:
@@ -26,18 +26,18 @@ def write_data(example: str, folder: Path) -> None:
     )
 
 
-def jax_curve(step, state, batches) -> np.ndarray:
+def jax_curve(step, state, batches, rng=None) -> np.ndarray:
+    """The losses of JAX; with a generator, of a JAX whose steps each round a little otherwise."""
     step = jax.jit(step)
     losses = []
     for batch in batches:
-        state, metrics = step(state, batch)
+        state, metrics = step(state, batch) if rng is None else step(moved(state, rng), reordered(batch, rng))
         losses.append(metrics["loss"])
     return np.asarray(jax.device_get(losses))
 
 
-def moved(state, seed: int):
+def moved(state, rng):
     """Each float of the state moved by one unit in the last place, up or down."""
-    rng = np.random.default_rng(seed)
 
     def move(leaf):
         leaf = np.asarray(leaf)
@@ -48,15 +48,22 @@ def moved(state, seed: int):
     return jax.tree.map(move, state)
 
 
+def reordered(batch, rng):
+    """The same examples in another order, which changes nothing but the order of the sums over them."""
+    order = rng.permutation(len(next(iter(batch.values()))))
+    return {name: array[order] for name, array in batch.items()}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("example", "size"), [("digits", 60), ("text", 16)])
 def test_a_thousand_steps_give_the_curve_of_jax(example, size, tmp_path):
-    """The loss curves agree within what JAX's own curve does when the start moves by one unit in the last place.
+    """The loss curves agree within what JAX's own curve does when it rounds otherwise.
 
     A float32 run is chaotic: after some hundred steps two correct programs that round differently have visibly
-    different losses. So the tolerance is not a number chosen by hand: it is NOISE times the largest distance, up to
-    that step, between JAX's curve and JAX's curves from moved starts, and at the beginning, before that distance has
-    grown, 1e-5 of the loss: a hundred roundings, as the loss is a mean over sums in another order.
+    different losses (JAX op by op and JAX under jit are 6e-4 apart after 160 steps of the digits). So the tolerance is
+    not a number chosen by hand: it is NOISE times the largest distance, up to that step, between JAX's curve and JAX's
+    curves with each step's state moved by one unit in the last place and the examples of each batch in another order;
+    and at the beginning, before that distance has grown, 1e-5 of the loss: a hundred roundings.
     """
     write_data(example, tmp_path)
     program = import_program(f"examples.{example}:program")
@@ -70,7 +77,7 @@ def test_a_thousand_steps_give_the_curve_of_jax(example, size, tmp_path):
 
     compiled = np.asarray([float(session.step(batch)["loss"]) for batch in batches])
     expected = jax_curve(program.step, start, batches)
-    others = [jax_curve(program.step, moved(start, seed), batches) for seed in range(PERTURBED)]
+    others = [jax_curve(program.step, start, batches, np.random.default_rng(seed)) for seed in range(PERTURBED)]
 
     spread = np.maximum.accumulate(np.max([np.abs(other - expected) for other in others], axis=0))
     allowed = NOISE * spread + 1e-5 * np.abs(expected)
