@@ -33,7 +33,6 @@ from fixstep.runtime._manifest import (
 )
 from fixstep.runtime._signature import Array, LeafSpec
 from fixstep.runtime._strict_json import dump_json, json_problems, parse_json
-from fixstep.runtime._tensors import decode_leaves
 from fixstep.targets.errors import ArtifactError
 
 _DAMAGED = "The file is damaged or was changed: copy it again, or compile it again."
@@ -192,7 +191,14 @@ class Artifact:
         Raises:
             KeyError: if the artifact has no such member; then its function `init` makes the state.
         """
-        return decode_leaves(self.member(STATE_NAME), self.template.state)
+        return _decode_state(self.member(STATE_NAME), self.template)
+
+
+def _decode_state(data: memoryview, template: Template) -> dict[str, Array]:
+    # Imported here, because most artifacts have no such member and the start of a process is waited for.
+    from fixstep.runtime._tensors import decode_leaves
+
+    return decode_leaves(data, template.state)
 
 
 def _private_copy(source: bytes | bytearray | memoryview) -> memoryview:
@@ -244,7 +250,7 @@ def _check(where: str, data: memoryview) -> tuple[dict[str, Any], Manifest, dict
         raise ArtifactError(f"{where}: the members are not those of the manifest:\n{shown}\n{_DAMAGED}")
     try:
         if STATE_NAME in members:
-            decode_leaves(members[STATE_NAME], details.template.state)
+            _decode_state(members[STATE_NAME], details.template)
     except ValueError as exc:
         raise ArtifactError(f"{where}: {STATE_NAME}: {exc}. Compile it again with this version of fixstep.") from exc
     try:

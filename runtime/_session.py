@@ -15,7 +15,6 @@ import numpy as np
 
 from fixstep import targets
 from fixstep.runtime._artifact import Artifact
-from fixstep.runtime._checkpoint import explain_mismatch, read_checkpoint, write_checkpoint
 from fixstep.runtime._device import Device, Module, View
 from fixstep.runtime._metrics import Averages, Metric, Metrics
 from fixstep.runtime._signature import Array, LeafSpec, check
@@ -173,6 +172,8 @@ class Session:
         Raises:
             CheckpointError: if the file cannot be written.
         """
+        from fixstep.runtime._checkpoint import write_checkpoint  # a process that only steps starts sooner without it
+
         write_checkpoint(
             path,
             self.state(),
@@ -194,6 +195,8 @@ class Session:
         Raises:
             CheckpointError: if the file is damaged, or belongs to another program: then with each leaf that differs.
         """
+        from fixstep.runtime._checkpoint import explain_mismatch, read_checkpoint  # as in `save`
+
         saved = read_checkpoint(path)
         if saved.program != self.artifact.manifest["program"]:
             difference = explain_mismatch(self._state_specs, saved.template)

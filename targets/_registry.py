@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from types import ModuleType
 
 import fixstep.targets
 from fixstep.targets._base import Target
 from fixstep.targets.errors import TargetError
 
 
-def families() -> dict[str, ModuleType]:
-    """The target modules by family name."""
-    modules = [
-        importlib.import_module(f"fixstep.targets.{info.name}")
-        for info in pkgutil.iter_modules(fixstep.targets.__path__)
-        if not info.name.startswith("_") and info.name != "errors"
-    ]
-    return {
-        module.__name__.rpartition(".")[2]: module for module in sorted(modules, key=lambda module: module.__name__)
-    }
+def families() -> tuple[str, ...]:
+    """The names of the target families, each a file of this folder; none of them is imported."""
+    names = (info.name for info in pkgutil.iter_modules(fixstep.targets.__path__))
+    return tuple(sorted(name for name in names if not name.startswith("_") and name != "errors"))
 
 
 def parse(text: str) -> Target:
@@ -33,10 +26,10 @@ def parse(text: str) -> Target:
         TargetError: if there is no such family, or it has no such option.
     """
     name, colon, option = text.partition(":")
-    modules = families()
-    if name not in modules:
-        raise TargetError(f"unknown target {text!r}: expected one of {', '.join(modules)}, with or without an option")
+    known = families()
+    if name not in known:
+        raise TargetError(f"unknown target {text!r}: expected one of {', '.join(known)}, with or without an option")
     if colon and not option:
         raise TargetError(f"target {text!r}: nothing after the colon; write {name!r} or give an option")
-    target: Target = modules[name].parse(option or None)
+    target: Target = importlib.import_module(f"fixstep.targets.{name}").parse(option or None)
     return target
