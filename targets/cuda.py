@@ -63,7 +63,7 @@ class Cuda:
             "--iree-input-demote-f64-to-f32=false",
             # A call returns before the device is done.
             "--iree-execution-model=async-external",
-            # As on the CPU: command buffers kept between calls lose the binding of some buffers.
+            # As on the CPU (see cpu.py): such command buffers failed in some programs beside other load.
             "--iree-hal-memoization=false",
         ]
 
