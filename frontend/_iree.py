@@ -38,7 +38,10 @@ def compile_module(text: str, target: Target, lines: Mapping[int, str]) -> tuple
         TargetError: if the compiler does not know the target's option.
         CompileError: if the compiler failed: one message with the user's line, the full log in a file.
     """
-    text = target.adapt(text)
+    adapted = target.adapt(text)
+    if adapted != text:
+        lines = {}  # those of another text: no line is better than a wrong one
+    text = adapted
     requirements = target.requirements(_configured(target, text), text)
     flags = ["--iree-input-type=stablehlo", *target.compile_flags(text)]
     # `host` means another processor on another machine, so what it was resolved to is part of the key.

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _iree import run
+from _matrices import matrix
 from jax import lax
 from jax._src.lax import linalg
 from jax.scipy import linalg as sl
@@ -14,14 +15,6 @@ from jax.scipy import linalg as sl
 from fixstep.frontend.rewrites import rewrite_function
 
 TOLERANCE = {"float32": 3e-5, "complex64": 3e-5, "float64": 1e-12, "complex128": 1e-12}
-
-
-def matrix(shape, dtype=np.float32, seed=0):
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal(shape)
-    if np.dtype(dtype).kind == "c":
-        x = x + 1j * rng.standard_normal(shape)
-    return x.astype(dtype)
 
 
 def positive(a):

@@ -7,18 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _iree import run
+from _matrices import matrix
 
 from fixstep.frontend.rewrites import rewrite_function
 
 EPSILON = {"float32": 1.2e-7, "complex64": 1.2e-7, "float64": 2.3e-16, "complex128": 2.3e-16}
-
-
-def matrix(shape, dtype=np.float32, seed=0):
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal(shape)
-    if np.dtype(dtype).kind == "c":
-        x = x + 1j * rng.standard_normal(shape)
-    return x.astype(dtype)
 
 
 def symmetric(a):
