@@ -29,7 +29,7 @@ class Optimizer(Protocol):
 def trainer(
     model: Any,
     loss: Loss,
-    optimizer: Any,
+    optimizer: Optimizer,
     *,
     batch: tuple[Any, Any],
     metrics: Mapping[str, Loss] | None = None,
