@@ -176,7 +176,7 @@ def _missing_end(data: memoryview) -> str:
     window = bytes(data[-(2 * 65536) :])
     at = window.rfind(_END_SIGNATURE)
     if at < 0 or len(window) < at + _END.size:
-        return "the end record is missing or damaged: was the file cut short?"
+        return "the end record is missing or damaged (was the file cut short?)"
     if window.startswith(COMMENT_START[:8], at + _END.size):
         rest = len(window) - at - _END.size - COMMENT_LENGTH
         return f"{rest} bytes follow the end record" if rest > 0 else "the end record was cut short"
