@@ -39,7 +39,7 @@ def compile_module(text: str, target: Target, lines: Mapping[int, str]) -> tuple
         CompileError: if the compiler failed: one message with the user's line, the full log in a file.
     """
     adapted = target.adapt(text)
-    if adapted != text:
+    if adapted.count("\n") != text.count("\n"):
         lines = {}  # those of another text: no line is better than a wrong one
     text = adapted
     requirements = target.requirements(_configured(target, text), text)
@@ -56,7 +56,7 @@ def compile_module(text: str, target: Target, lines: Mapping[int, str]) -> tuple
 def _configured(target: Target, module: str) -> str:
     """The target attribute that the compiler makes of the flags for a module, from an empty one."""
     flags = ["--iree-input-type=stablehlo", "--compile-to=flow", *target.compile_flags(module)]
-    done = _iree_compile("module {}", [*flags, "-o", "-"])
+    done = _iree_compile(target.adapt("module {\n}"), [*flags, "-o", "-"])
     log = done.stderr.decode(errors="replace")
     if done.returncode or "not a recognized processor" in log or "Unknown CPU" in log:
         raise TargetError(f"the compiler does not know target {target.text!r}: {_short(log)}")

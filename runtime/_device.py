@@ -18,6 +18,7 @@ from iree.runtime.array_interop import map_dtype_to_element_type
 
 from fixstep.runtime._signature import Array, LeafSpec
 from fixstep.targets._base import Memory
+from fixstep.targets._devices import forget
 from fixstep.targets.errors import DeviceError
 
 # Alias of iree.runtime.HalBufferView, for signatures.
@@ -150,21 +151,34 @@ class Device:
     def forget_last(self) -> None:
         """Begin the order anew after work that could not be handed over: nothing will ever signal its number."""
         self._last -= 1
-        self._wait()
-        self._semaphore, self._last = None, 0
+        try:
+            self._wait()
+        finally:
+            self._semaphore, self._last = None, 0
 
     def hold(self, arguments: Any) -> None:
         """Keep what the last call reads until it is done, and wait for the oldest if many are under way."""
         self._held.append((self._last, arguments))
         if len(self._held) > _IN_FLIGHT:
             number, _ = self._held.popleft()
-            self._semaphore.wait(number)
+            self._wait_for(number)
 
     def _wait(self) -> None:
         """Wait for everything that the device was asked to do."""
         if self._semaphore is not None:
-            self._semaphore.wait(self._last)
+            self._wait_for(self._last)
             self._held.clear()
+
+    def _wait_for(self, number: int) -> None:
+        try:
+            self._semaphore.wait(number)
+        except Exception as exc:  # the bindings raise a bare RuntimeError
+            # A driver that lost a device never gives it back; the next session has to open another.
+            forget(self._hal)
+            raise DeviceError(
+                f"the device failed in a call that it had taken: {_first_line(exc)}; this session's state is lost: "
+                "load the artifact again and restore the last checkpoint"
+            ) from exc
 
     def load(self, module: bytes | memoryview) -> Module:
         """Load a compiled module (the bytes of a VMFB, which are copied)."""
@@ -228,12 +242,12 @@ class Module:
                 for fence in self._device.fences():
                     packed.push_ref(fence)
             self._context.invoke(function, packed, results)
-            if fenced:
-                self._device.hold((packed, results))
         except Exception as exc:
             if fenced:
                 self._device.forget_last()
             raise DeviceError(f"the device failed in {name}: {_first_line(exc)}; the state is unchanged") from exc
+        if fenced:
+            self._device.hold((packed, results))
         view_class = ireert.HalBufferView
         size = results.size
         return [results.get_as_object(i, view_class) for i in range(size - wanted, size)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -57,13 +56,23 @@ def choose(found: Sequence[D], device: str | None, family: str, lacks: Callable[
     return chosen
 
 
-@functools.cache
+_opened: dict[tuple[str, int], Any] = {}
+
+
 def opened(driver: str, device_id: int) -> Any:
     """A device, made once and released last: buffers and semaphores that outlive it would crash the process."""
-    device = ireert.get_driver(driver).create_device(device_id)
-    # When the interpreter ends it empties the modules in any order, but `sys` after all others.
-    vars(sys).setdefault("_fixstep_devices", []).append(device)
+    device = _opened.get((driver, device_id))
+    if device is None:
+        device = _opened[driver, device_id] = ireert.get_driver(driver).create_device(device_id)
+        # When the interpreter ends it empties the modules in any order, but `sys` after all others.
+        vars(sys).setdefault("_fixstep_devices", []).append(device)
     return device
+
+
+def forget(device: Any) -> None:
+    """Open another one the next time in place of a device that failed."""
+    for key in [key for key, known in _opened.items() if known is device]:
+        del _opened[key]
 
 
 def none_runs(found: Sequence[D], lacks: Callable[[D], str | None]) -> str | None:

@@ -19,6 +19,7 @@ import iree.runtime as ireert
 
 from fixstep.targets._adapt import (
     longest_reduction,
+    one_queue,
     separate_broadcasts,
     separate_narrow_products,
     split_complex_selects,
@@ -83,7 +84,6 @@ class Vulkan:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
         del module
         return [
-            f"--iree-hal-target-device={'vulkan' if self.option else _DEFAULT_DEVICE}",
             *([f"--iree-vulkan-target={self.option}"] if self.option else []),
             # Without it float64 silently becomes float32, in the public signature too.
             "--iree-input-demote-f64-to-f32=false",
@@ -94,8 +94,15 @@ class Vulkan:
         ]
 
     def adapt(self, module: str) -> str:
-        """Products of 16-bit floats, selections of complex numbers, and broadcasts, in a form that has right code."""
-        return separate_broadcasts(split_complex_selects(separate_narrow_products(module)))
+        """Products of 16-bit floats, selections of complex numbers, and broadcasts, in a form that has right code.
+
+        And the device, with one queue for everything: left to itself IREE's driver allocates on one and computes on
+        another. Each has a thread that wakes what waits on the other, and two of them that count at once lose the
+        device (a timeline semaphore is signalled with a lower value than before).
+        """
+        adapted = separate_broadcasts(split_complex_selects(separate_narrow_products(module)))
+        device = '#hal.device.alias<"vulkan"> : !hal.device' if self.option else _DEFAULT_DEVICE
+        return one_queue(adapted, device)
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that SPIR-V code does not hold or computes wrongly."""

@@ -7,6 +7,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from _suite_cases import CASES
 from conftest import tiny_batch
 
 from fixstep.frontend import Program, compile
@@ -86,6 +87,32 @@ def test_a_call_that_could_not_be_made_does_not_stop_the_next(artifact):
     for each in (session, untroubled):
         each.step(tiny_batch(2))
     assert float(session.averages()["loss"]) == float(untroubled.averages()["loss"])
+
+
+@needs_device
+def test_a_device_that_fails_later_is_told_of_and_the_next_session_opens_another(artifact):
+    session = load(artifact, target="vulkan")
+    session.step(tiny_batch())
+    session._device._semaphore.fail("lost")
+    with pytest.raises(DeviceError, match="in a call that it had taken: .*lost.*restore the last checkpoint"):
+        session.state()
+    other = load(artifact, target="vulkan")
+    assert other._device._hal is not session._device._hal
+    other.step(tiny_batch())
+    assert other.steps == 1
+
+
+@needs_device
+@pytest.mark.parametrize("case", ["while_loop", "cholesky"])
+def test_loops_keep_the_device(case, tmp_path):
+    """Several submissions a round: with two queues, about one session in ten lost the device."""
+    init, step, batches = CASES[case].build()
+    compile(Program(init=init, step=step, batch=batches[0], name=case), tmp_path / "a", targets=["vulkan"], verify=False)
+    for _ in range(10):
+        session = load(tmp_path / "a", target="vulkan")
+        for _ in range(20):
+            session.step(batches[0])
+        session.state()
 
 
 @needs_device
