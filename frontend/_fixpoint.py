@@ -20,13 +20,9 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from fixstep.frontend._captures import HostCall, find_captures, find_effects
 from fixstep.frontend._flat import (
     Output,
-    Split,
     Trace,
     flat_function,
     metrics_splitter,
@@ -45,7 +41,7 @@ from fixstep.frontend._moves import (
     tree_error,
 )
 from fixstep.frontend._program import Program
-from fixstep.frontend._seed import Layout, flatten, kind, narrows, shown, weak_dtype, weak_fits
+from fixstep.frontend._seed import Layout, flatten, narrows, shown, weak_dtype, weak_fits
 from fixstep.frontend._x64 import truncations, user_setting, wide_leaves, x64_context
 from fixstep.runtime._signature import Array, LeafSpec, shown_path
 from fixstep.targets.errors import FixpointError, ProgramError
@@ -90,7 +86,9 @@ class Template:
         batch_layout: of the batch.
         input_layout: of what `predict` takes; no leaves where there is no `predict`.
         metric_leaves: what `step` returns besides the state, strongly typed.
+        metric_sums: what it adds up of them, by the path of the accumulator.
         evaluation_leaves: what `evaluate` returns.
+        evaluation_sums: what it adds up of that.
         output_leaves: what `predict` returns.
         changes: each move of a leaf, in order.
         rounds: in how many rounds something moved; 0 for a step that changes nothing.
@@ -100,8 +98,8 @@ class Template:
         host_calls: by function, the calls back to Python in it, which cannot be compiled.
         flat_init: `(seed_high, seed_low) -> [state]` of two uint32 words; (0, seed) is `jax.random.key(seed)`. None
             where the state was given.
-        flat_step: `(state, batch) -> ([state], [metrics])`.
-        flat_evaluate: `(state, batch) -> [metrics]`, or None.
+        summed_step: `(state, batch) -> ([state], [metrics], [sums])`.
+        summed_evaluate: `(state, batch) -> ([metrics], [sums])`, or None.
         flat_predict: `(state, inputs) -> [outputs]`, or None.
     """
 
@@ -110,7 +108,9 @@ class Template:
     batch_layout: Layout
     input_layout: Layout
     metric_leaves: Types
+    metric_sums: Types
     evaluation_leaves: Types
+    evaluation_sums: Types
     output_leaves: Types
     changes: tuple[Change, ...]
     rounds: int
@@ -119,8 +119,8 @@ class Template:
     notes: tuple[str, ...]
     host_calls: Mapping[str, tuple[HostCall, ...]]
     flat_init: Callable[[Any, Any], list[Any]] | None
-    flat_step: Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
-    flat_evaluate: Callable[[Sequence[Any], Sequence[Any]], list[Any]] | None
+    summed_step: Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], ...]]
+    summed_evaluate: Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], ...]] | None
     flat_predict: Callable[[Sequence[Any], Sequence[Any]], list[Any]] | None
 
     @property
@@ -143,32 +143,19 @@ class Template:
         """The leaves of what `predict` takes, in order."""
         return self.input_layout.leaves
 
+    def flat_step(self, state: Sequence[Any], batch: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The step without what is added up: new state and metrics."""
+        new_state, metrics, _ = self.summed_step(state, batch)
+        return new_state, metrics
+
+    def flat_evaluate(self, state: Sequence[Any], batch: Sequence[Any]) -> list[Any]:
+        """The metrics of a batch; only of a program that has `evaluate`."""
+        assert self.summed_evaluate is not None
+        return self.summed_evaluate(state, batch)[0]
+
     def context(self) -> contextlib.AbstractContextManager[None]:
         """The context (64-bit types or not) in which the flat functions are traced, called and fed."""
         return x64_context(self.x64)
-
-    def accumulator_leaves(self, metric_leaves: Sequence[LeafSpec]) -> Types:
-        """The leaves that sum metrics on the device: one sum per scalar metric, then `count`.
-
-        A sum has the type that adding the metric to a float32 zero gives, so at least float32. Metrics that are no
-        scalars, complex ones, and PRNG keys have no average and are left out.
-        """
-        sums = [
-            LeafSpec(f"sum/{spec.path}", _sum_dtype(spec.dtype), ())
-            for spec in metric_leaves
-            if spec.shape == () and spec.key is None and kind(spec.dtype) != "complex"
-        ]
-        return (*sums, LeafSpec("count", "int32", ()))
-
-
-def _sum_dtype(dtype: str) -> str:
-    zero = jax.ShapeDtypeStruct((), jnp.float32)
-    with x64_context(True), jax.numpy_dtype_promotion("standard"):
-        metric = jax.ShapeDtypeStruct((), LeafSpec("", dtype, ()).numpy_dtype)
-        try:
-            return str(jax.eval_shape(lambda total, value: total + value, zero, metric).dtype.name)
-        except ValueError:  # the eight-bit floats do not promote by themselves; float32 holds them all
-            return "float32"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -351,16 +338,20 @@ def _template(
     notes: tuple[str, ...],
 ) -> Template:
     metrics = fixpoint.step.outputs[1].strong_leaves
-    evaluation = traces["evaluate"].outputs[0].strong_leaves if "evaluate" in traces else ()
+    sums = fixpoint.step.outputs[2].strong_leaves
+    evaluation, evaluation_sums = (
+        (output.strong_leaves for output in traces["evaluate"].outputs) if "evaluate" in traces else ((), ())
+    )
     outputs = traces["predict"].outputs[0].strong_leaves if "predict" in traces else ()
-    step: Any = flat_function(program.step, (state, batch), step_splitter(state), (state.leaves, metrics))
     return Template(
         program=program,
         state_layout=state,
         batch_layout=batch,
         input_layout=inputs,
         metric_leaves=metrics,
+        metric_sums=sums,
         evaluation_leaves=evaluation,
+        evaluation_sums=evaluation_sums,
         output_leaves=outputs,
         changes=fixpoint.changes,
         rounds=fixpoint.rounds,
@@ -369,17 +360,16 @@ def _template(
         notes=notes,
         host_calls={name: find_effects(traced.closed) for name, traced in traces.items()},
         flat_init=initial.flat_init(state.leaves),
-        flat_step=step,
-        flat_evaluate=_only(program.evaluate, (state, batch), metrics_splitter(state), evaluation),
-        flat_predict=_only(program.predict, (state, inputs), split_outputs, outputs),
+        summed_step=flat_function(program.step, (state, batch), step_splitter(state), (state.leaves, metrics, sums)),
+        summed_evaluate=program.evaluate
+        and flat_function(program.evaluate, (state, batch), metrics_splitter(state), (evaluation, evaluation_sums)),
+        flat_predict=program.predict and _only(program.predict, (state, inputs), outputs),
     )
 
 
 def _only(
-    function: Callable[..., Any] | None, arguments: tuple[Layout, Layout], split: Split, leaves: Types
-) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]] | None:
-    """The flat form of a function that returns one part, or None where there is no function."""
-    if function is None:
-        return None
-    call = flat_function(function, arguments, split, (leaves,))
+    predict: Callable[..., Any], arguments: tuple[Layout, Layout], leaves: Types
+) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
+    """The flat form of a function that returns one part."""
+    call = flat_function(predict, arguments, split_outputs, (leaves,))
     return lambda first, second: call(first, second)[0]

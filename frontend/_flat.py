@@ -11,11 +11,12 @@ from jax.extend import core
 
 from fixstep.frontend._program import describe_error
 from fixstep.frontend._seed import Flat, Layout, flatten, is_python_number, key_data, to_leaf, weak_dtype
+from fixstep.frontend._sums import take_sums
 from fixstep.frontend._x64 import x64_context
 from fixstep.runtime._signature import LeafSpec
 from fixstep.targets.errors import FixstepError, ProgramError
 
-# What a function returned, taken apart: for a step its state and its metrics.
+# What a function returned, taken apart: for a step its state, its metrics, and what is added up of them.
 Split = Callable[[Any], tuple[Flat, ...]]
 
 
@@ -106,7 +107,7 @@ def _output(part: Flat, avals: Sequence[Any]) -> Output:
 
 
 def step_splitter(taken: Layout) -> Split:
-    """Takes what a step returned apart: the state, and the metrics.
+    """Takes what a step returned apart: the state, the metrics, and what is to be added up of them.
 
     Raises (the splitter):
         ProgramError: if it is no pair, or a part holds leaves that are no arrays.
@@ -121,26 +122,27 @@ def step_splitter(taken: Layout) -> Split:
             raise ProgramError(
                 "step: expected a pair (state, metrics), got them in the other order: the state is first"
             )
-        return flatten(state, "state that step returns", static=True), _metrics(metrics)
+        return flatten(state, "state that step returns", static=True), *_metrics(metrics)
 
     return split
 
 
 def metrics_splitter(taken: Layout) -> Split:
-    """Takes what `evaluate` returned apart: metrics alone."""
+    """Takes what `evaluate` returned apart: metrics, and what is to be added up of them."""
 
     def split(returned: Any) -> tuple[Flat, ...]:
         pair = isinstance(returned, tuple | list) and len(returned) == 2
         if pair and taken.leaves and jax.tree.structure(returned[0]) == taken.treedef:
             raise ProgramError("evaluate: expected it to return metrics alone, got a pair that begins with the state")
-        return (_metrics(returned),)
+        return _metrics(returned)
 
     return split
 
 
-def _metrics(metrics: Any) -> Flat:
-    """The metrics; a bare array or number is the loss."""
-    return flatten({"loss": metrics} if jax.tree_util.all_leaves([metrics]) else metrics, "metrics")
+def _metrics(metrics: Any) -> tuple[Flat, Flat]:
+    """The metrics, and the sums behind them; a bare array or number is the loss."""
+    values, sums = take_sums({"loss": metrics} if jax.tree_util.all_leaves([metrics]) else metrics)
+    return flatten(values, "metrics"), flatten(sums, "sums of the metrics")
 
 
 def split_outputs(outputs: Any) -> tuple[Flat, ...]:

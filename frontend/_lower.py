@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax._src import config
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
@@ -28,6 +27,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from fixstep.frontend._fixpoint import Template
 from fixstep.frontend._locations import user_line
+from fixstep.frontend._sums import COUNT, accumulators, add
 from fixstep.frontend.rewrites import _walk as walk
 from fixstep.frontend.rewrites import rewrite_function, rewrite_module, unlowerable_operations
 from fixstep.runtime._manifest import Group, leaf_to_json
@@ -114,24 +114,30 @@ def _functions(template: Template) -> Iterator[Function]:
         yield Function("init", lambda high, low: init(high, low), (Group("seed", _SEED),), (state,))
 
     def with_accumulators(
-        name: str, metrics: tuple[LeafSpec, ...], call: Callable[..., tuple[list[Any], list[Any]]], kept: list[Group]
+        name: str,
+        metrics: tuple[LeafSpec, ...],
+        summed: tuple[LeafSpec, ...],
+        call: Callable[..., tuple[list[Any], ...]],
+        kept: list[Group],
     ) -> Function:
-        sums = Group("accumulators", template.accumulator_leaves(metrics))
+        sums = Group("accumulators", accumulators(metrics, summed))
         batch = Group("batch", template.batch_leaves)
         n, m = len(state.leaves), len(sums.leaves)
 
         def body(*leaves: Any) -> list[Any]:
-            new_state, values = call(list(leaves[:n]), list(leaves[n + m :]))
-            return [*new_state, *_accumulate(leaves[n : n + m], sums.leaves, metrics, values), *values]
+            *new_state, values, parts = call(list(leaves[:n]), list(leaves[n + m :]))
+            added = {f"sum/{spec.path}": value for spec, value in zip(metrics, values, strict=True)}
+            added |= {spec.path: part for spec, part in zip(summed, parts, strict=True)} | {COUNT.path: 1}
+            pairs = zip(leaves[n : n + m], sums.leaves, strict=True)
+            totals = [add(total, added[spec.path], spec) for total, spec in pairs]
+            return [*(leaf for part in new_state for leaf in part), *totals, *values]
 
         return Function(name, body, (state, sums, batch), (*kept, sums, Group("metrics", metrics)))
 
-    yield with_accumulators("step", template.metric_leaves, template.flat_step, [state])
-    if template.flat_evaluate is not None:
-        evaluate = template.flat_evaluate
-        yield with_accumulators(
-            "evaluate", template.evaluation_leaves, lambda state, batch: ([], evaluate(state, batch)), []
-        )
+    yield with_accumulators("step", template.metric_leaves, template.metric_sums, template.summed_step, [state])
+    if template.summed_evaluate is not None:
+        kinds = (template.evaluation_leaves, template.evaluation_sums)
+        yield with_accumulators("evaluate", *kinds, template.summed_evaluate, [])
     if template.flat_predict is not None:
         predict = template.flat_predict
         n = len(state.leaves)
@@ -141,18 +147,6 @@ def _functions(template: Template) -> Iterator[Function]:
             (state, Group("inputs", template.input_leaves)),
             (Group("outputs", template.output_leaves),),
         )
-
-
-def _accumulate(
-    sums: Sequence[Any], specs: Sequence[LeafSpec], metrics: Sequence[LeafSpec], values: Sequence[Any]
-) -> list[Any]:
-    """Each metric added to its sum; the last accumulator counts the batches."""
-    by_path = {f"sum/{spec.path}": value for spec, value in zip(metrics, values, strict=True)}
-    added = []
-    for total, spec in zip(sums, specs, strict=True):
-        value = by_path.get(spec.path)
-        added.append(total + 1 if value is None else total + jnp.asarray(value).astype(spec.dtype))
-    return added
 
 
 def _reference(function: Function) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -94,12 +95,40 @@ class Averages:
         self.current = self._zeros()
 
     def means(self) -> dict[str, float]:
-        """The sums divided by the count; empty where nothing was counted."""
-        values = {
-            spec.path: self._device.download(view, spec) for spec, view in zip(self.specs, self.current, strict=True)
+        """What the sums say of each metric: a ratio, a mean over the calls, a total; empty where nothing was counted.
+
+        The word that an accumulator's path begins with says how it is read: `sum` is divided by the `weight` of the
+        same name, or by `count` where there is none; `logsum` likewise, and the exponential taken; `total` is itself.
+        Totals that are no scalars are left to `totals`.
+        """
+        sums = self._sums()
+        count = sums.pop("count")
+        if not count:
+            return {}
+        means: dict[str, float] = {}
+        for path, total in sums.items():
+            word, _, name = path.partition("/")
+            if word == "total" and np.ndim(total) == 0:
+                means[name] = float(total)
+            elif word in ("sum", "logsum"):
+                mean = _quotient(total, sums.get(f"weight/{name}", count))
+                means[name] = mean if word == "sum" else _exponential(mean)
+        return means
+
+    def totals(self) -> dict[str, Any]:
+        """The metrics that are added up, by name: arrays, integers in int64."""
+        return {
+            path.partition("/")[2]: total for path, total in self._sums().items() if path.partition("/")[0] == "total"
         }
-        count = int(values.pop("count"))
-        return {path.removeprefix("sum/"): float(total / count) for path, total in values.items()} if count else {}
+
+    def _sums(self) -> dict[str, Any]:
+        """Each sum by path, and `count`; integers, which the device adds up in two words, as int64."""
+        values = {}
+        for spec, view in zip(self.specs, self.current, strict=True):
+            value = self._device.download(view, spec)
+            words = spec.dtype == "uint32" and spec.shape[-1:] == (2,)
+            values[spec.path] = _joined(value) if words else value
+        return values
 
     def dump(self) -> dict[str, str]:
         """The sums, exactly, as text."""
@@ -117,3 +146,22 @@ class Averages:
         except ValueError as exc:
             raise CheckpointError(f"the checkpoint's running averages are damaged: {exc}") from exc
         return [self._device.upload(array, s) for array, s in zip(arrays, self.specs, strict=True)]
+
+
+def _joined(words: Array) -> Array:
+    """Integers of their low and high 32 bits, in two's complement."""
+    wide = words.astype(np.uint64)
+    return np.asarray(wide[..., 0] | wide[..., 1] << np.uint64(32)).view(np.int64)
+
+
+def _quotient(total: Any, weight: Any) -> float:
+    # In Python's numbers: integers beyond 2^53 divide exactly, and 0 / 0 is no warning.
+    divisor = weight.item()
+    return total.item() / divisor if divisor else math.nan
+
+
+def _exponential(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf

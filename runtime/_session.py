@@ -132,9 +132,21 @@ class Session:
         return {s.path or "output": self._device.download(v, s) for s, v in zip(outputs, results, strict=True)}
 
     def averages(self, function: Averaged = "step") -> dict[str, float]:
-        """The mean of each scalar metric over the calls since the last reset; empty if there were none."""
+        """The mean of each scalar metric over the calls since the last reset; empty if there were none.
+
+        A metric that the program gives as sums is read from them: a ratio of sums, or a total.
+        """
         self._require(function)
         return self._averages[function].means()
+
+    def totals(self, function: Averaged = "step") -> dict[str, Array]:
+        """The metrics that are added up over the calls since the last reset (counts, confusion matrices), by name.
+
+        Returns:
+            Arrays; those of integers are int64.
+        """
+        self._require(function)
+        return self._averages[function].totals()
 
     def reset_averages(self, function: Averaged = "step") -> None:
         """Begin the averages anew. A step taken before it can no longer be taken back."""

@@ -15,6 +15,7 @@ from flax.training.train_state import TrainState
 
 from fixstep.frontend._fixpoint import infer_template
 from fixstep.frontend._program import Program
+from fixstep.frontend._sums import COUNT, accumulators
 from fixstep.runtime._signature import LeafSpec
 from fixstep.targets.errors import FixpointError
 
@@ -394,10 +395,6 @@ def test_no_metrics():
 @pytest.mark.parametrize(
     ("dtype", "total"),
     [
-        ("bool", "float32"),
-        ("int32", "float32"),
-        ("uint8", "float32"),
-        ("int64", "float32"),
         ("float16", "float32"),
         ("bfloat16", "float32"),
         ("float8_e4m3fn", "float32"),
@@ -406,15 +403,17 @@ def test_no_metrics():
     ],
 )
 def test_accumulators_are_as_wide_as_a_sum_from_a_float32_zero(dtype, total):
-    template = template_of({"w": X}, keep)
-    leaves = template.accumulator_leaves([LeafSpec("loss", dtype, ())])
-    assert leaves == (LeafSpec("sum/loss", total, ()), LeafSpec("count", "int32", ()))
+    assert accumulators([LeafSpec("loss", dtype, ())], ()) == (LeafSpec("sum/loss", total, ()), COUNT)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "uint8", "int64"])
+def test_integers_are_added_up_in_two_words(dtype):
+    assert accumulators([LeafSpec("n", dtype, ())], ()) == (LeafSpec("sum/n", "uint32", (2,)), COUNT)
 
 
 def test_what_has_no_average_has_no_sum():
-    template = template_of({"w": X}, keep)
     metrics = [LeafSpec("z", "complex64", ()), LeafSpec("per", "float32", (8,)), LeafSpec("k", "uint32", (2,), "rbg")]
-    assert template.accumulator_leaves(metrics) == (LeafSpec("count", "int32", ()),)
+    assert accumulators(metrics, ()) == (COUNT,)
 
 
 def test_host_calls_are_found_with_their_line():
