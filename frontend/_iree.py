@@ -45,7 +45,7 @@ def compile_module(text: str, target: Target, lines: Mapping[int, str]) -> tuple
     requirements = target.requirements(_configured(target, text), text)
     flags = ["--iree-input-type=stablehlo", *target.compile_flags(text)]
     # `host` means another processor on another machine, so what it was resolved to is part of the key.
-    key = _cache.cache_key(text, [*flags, repr(requirements)], compiler_version())
+    key = _cache.cache_key(text, [*flags, repr(requirements), target.code_edits], compiler_version())
     module = _cache.lookup(key)
     if module is None:
         module = _run(text, flags, target, lines, key)
@@ -66,11 +66,22 @@ def _configured(target: Target, module: str) -> str:
 def _run(text: str, flags: list[str], target: Target, lines: Mapping[int, str], key: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "module.vmfb"
-        done = _iree_compile(text, [*flags, "-o", str(output)])
+        done = _compiled(text, flags, target, output)
         if done.returncode == 0:
             return output.read_bytes()
     log = done.stderr.decode(errors="replace")
     raise CompileError(_message(log, done.returncode, target, lines, _write_log(key, text, log)))
+
+
+def _compiled(text: str, flags: list[str], target: Target, output: Path) -> subprocess.CompletedProcess[bytes]:
+    """Compile to a file; in two parts where the target edits the code in between."""
+    if not target.code_edits:
+        return _iree_compile(text, [*flags, "-o", str(output)])
+    between, code = "executable-targets", output.with_suffix(".mlir")
+    done = _iree_compile(text, [*flags, f"--compile-to={between}", "-o", str(code)])
+    if done.returncode:
+        return done
+    return _iree_compile(target.edit_code(code.read_text()), [*flags, f"--compile-from={between}", "-o", str(output)])
 
 
 def _iree_compile(text: str, flags: list[str]) -> subprocess.CompletedProcess[bytes]:

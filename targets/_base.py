@@ -18,10 +18,12 @@ class Target(Protocol):
         text: the target as written, `cpu:host`.
         memory: how the host gets at the device's memory: it is the host's own, the driver may let the host share it,
             or it is separate.
+        code_edits: what `edit_code` does, in words that change with it; empty if it does nothing.
     """
 
     text: str
     memory: Memory
+    code_edits: str
 
     def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile for this target and a StableHLO module, complete but for input and output."""
@@ -29,6 +31,10 @@ class Target(Protocol):
 
     def adapt(self, module: str) -> str:
         """The StableHLO text as this target's code generator needs it: the same numbers, every line in its place."""
+        ...
+
+    def edit_code(self, code: str) -> str:
+        """The generated code, in the compiler's text form, with what its generator leaves out."""
         ...
 
     def unsupported(self, dtype: str) -> str | None:

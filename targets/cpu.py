@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import iree.runtime as ireert
 
+from fixstep.targets._adapt import round_integers_first
 from fixstep.targets._base import Memory
 from fixstep.targets.errors import TargetError
 
@@ -78,6 +79,7 @@ class Cpu:
     triple: str | None
 
     memory: ClassVar[Memory] = "host"
+    code_edits: ClassVar[str] = ""
 
     def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
@@ -100,8 +102,12 @@ class Cpu:
         return [*flags, f"--iree-llvmcpu-target-cpu={self.cpu}"]
 
     def adapt(self, module: str) -> str:
-        """Nothing has to change for this target."""
-        return module
+        """Conversions of integers to bfloat16 in two steps: those in one call a C library on older processors."""
+        return round_integers_first(module)
+
+    def edit_code(self, code: str) -> str:
+        """Nothing is left out for this target."""
+        return code
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that IREE's CPU code does not hold or computes wrongly."""

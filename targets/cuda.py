@@ -47,6 +47,7 @@ class Cuda:
     architecture: str
 
     memory: ClassVar[Memory] = "separate"
+    code_edits: ClassVar[str] = ""
 
     def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
@@ -70,6 +71,10 @@ class Cuda:
     def adapt(self, module: str) -> str:
         """Nothing has to change for this target."""
         return module
+
+    def edit_code(self, code: str) -> str:
+        """Nothing is left out for this target."""
+        return code
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that PTX code of IREE does not hold."""

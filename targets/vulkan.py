@@ -20,12 +20,14 @@ import iree.runtime as ireert
 from fixstep.targets._adapt import (
     longest_reduction,
     one_queue,
+    round_integers_first,
     separate_broadcasts,
     separate_narrow_products,
     split_complex_selects,
 )
 from fixstep.targets._base import Memory
 from fixstep.targets._devices import choose, none_runs, opened
+from fixstep.targets._spirv import exact_arithmetic
 from fixstep.targets.errors import TargetError
 
 _OPTION = re.compile(r"[a-z][a-z0-9_]*")
@@ -79,6 +81,7 @@ class Vulkan:
     option: str | None
 
     memory: ClassVar[Memory] = "shared"
+    code_edits: ClassVar[str] = "exact arithmetic, 2"
 
     def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
@@ -94,15 +97,19 @@ class Vulkan:
         ]
 
     def adapt(self, module: str) -> str:
-        """Products of 16-bit floats, selections of complex numbers, and broadcasts, in a form that has right code.
+        """Products and conversions of 16-bit floats, selections of complex numbers, broadcasts, as they come out right.
 
         And the device, with one queue for everything: left to itself IREE's driver allocates on one and computes on
         another. Each has a thread that wakes what waits on the other, and two of them that count at once lose the
         device (a timeline semaphore is signalled with a lower value than before).
         """
-        adapted = separate_broadcasts(split_complex_selects(separate_narrow_products(module)))
+        adapted = separate_broadcasts(split_complex_selects(separate_narrow_products(round_integers_first(module))))
         device = '#hal.device.alias<"vulkan"> : !hal.device' if self.option else _DEFAULT_DEVICE
         return one_queue(adapted, device)
+
+    def edit_code(self, code: str) -> str:
+        """Arithmetic that the driver may not rearrange."""
+        return exact_arithmetic(code)
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that SPIR-V code does not hold or computes wrongly."""

@@ -57,7 +57,6 @@ TODAY: dict[str, dict[str, str]] = {
     "cpu": {"sum_over_a_million": _LONG_SUM},
     "vulkan": {
         "adam_in_float64": "SPIR-V has no elementary functions of float64; they have to be made of its arithmetic",
-        "infinities_and_out_of_range": "drivers may take it that there are no NaNs: isnan(inf - inf) is false",
         "solve": "the compiler crashes on the code that the rewrite of LU makes",
         "sum_over_a_million": "lavapipe ends loops after 65,535 rounds; refused when it is loaded there",
     },

@@ -541,6 +541,33 @@ def summed(*shape: int) -> Built:
 
 
 @case("numerics")
+def corrections_for_rounding() -> Built:
+    """Differences that are rounding and nothing else, and zeros that are not zero."""
+
+    def step(state: Any, batch: Any) -> Any:
+        x = batch["x"]
+        total = state["w"] + 1e3 * x
+        lost = 1e3 * x - (total - state["w"])
+        big = jnp.where(x > 0, jnp.inf, x)
+        return {"w": total}, {"lost": lost, "zero": big * 0.0, "inverse": 0.0 / jnp.round(x)}
+
+    return {"w": jnp.full((8, 6), 0.1)}, step, rows()
+
+
+@case("element types")
+def integers_as_bfloat16() -> Built:
+    def step(state: Any, batch: Any) -> Any:
+        large = batch["y"] * 12345 + 1
+        hot = (batch["x"] > 0).astype(jnp.bfloat16)
+        return {"w": state["w"] + large.astype(jnp.bfloat16)}, {
+            "small": large.astype(jnp.int8).astype(jnp.bfloat16),
+            "hot": hot,
+        }
+
+    return {"w": jnp.zeros(8, jnp.bfloat16)}, step, rows()
+
+
+@case("numerics")
 def sum_over_sixty_thousand() -> Built:
     return summed(60_000)
 

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from fixstep.runtime import TargetError, load
 from fixstep.runtime._device import Device
 from fixstep.runtime._signature import LeafSpec
 from fixstep.targets import parse, vulkan
-from fixstep.targets._adapt import separate_narrow_products, split_complex_selects
+from fixstep.targets._adapt import round_integers_first, separate_narrow_products, split_complex_selects
+from fixstep.targets._spirv import exact_arithmetic
 from fixstep.targets.errors import DeviceError
 
 ABSENT = parse("vulkan").unavailable({})
@@ -94,7 +97,7 @@ def test_a_device_that_fails_later_is_told_of_and_the_next_session_opens_another
     session = load(artifact, target="vulkan")
     session.step(tiny_batch())
     session._device._semaphore.fail("lost")
-    with pytest.raises(DeviceError, match="in a call that it had taken: .*lost.*restore the last checkpoint"):
+    with pytest.raises(DeviceError, match=r"in a call that it had taken: .*lost.*restore the last checkpoint"):
         session.state()
     other = load(artifact, target="vulkan")
     assert other._device._hal is not session._device._hal
@@ -107,7 +110,9 @@ def test_a_device_that_fails_later_is_told_of_and_the_next_session_opens_another
 def test_loops_keep_the_device(case, tmp_path):
     """Several submissions a round: with two queues, about one session in ten lost the device."""
     init, step, batches = CASES[case].build()
-    compile(Program(init=init, step=step, batch=batches[0], name=case), tmp_path / "a", targets=["vulkan"], verify=False)
+    compile(
+        Program(init=init, step=step, batch=batches[0], name=case), tmp_path / "a", targets=["vulkan"], verify=False
+    )
     for _ in range(10):
         session = load(tmp_path / "a", target="vulkan")
         for _ in range(20):
@@ -203,6 +208,68 @@ def test_adapted_text_keeps_its_lines():
     assert split_complex_selects(separate_narrow_products("%0 = stablehlo.dot_general %a")) == (
         "%0 = stablehlo.dot_general %a"
     )
+
+
+def test_an_integer_is_rounded_before_it_is_narrow():
+    line = "  %3 = stablehlo.convert %2 : (tensor<4x8xui32>) -> tensor<4x8xbf16>"
+    adapted = round_integers_first(line)
+    assert "reduce_precision %adapted_3_wide, format = e8m7 : tensor<4x8xf32>" in adapted
+    assert adapted.endswith("(tensor<4x8xf32>) -> tensor<4x8xbf16>")
+    other = line.replace("ui32", "f32")
+    assert round_integers_first(other) == other
+
+
+def test_code_keeps_its_arithmetic():
+    code = "\n".join(
+        [
+            "    %cst = spirv.Constant 0.000000e+00 : f32",
+            "    %cst_0 = spirv.Constant dense<-0.000000e+00> : vector<4xf32>",
+            "    %1 = spirv.FSub %0, %0 : f32",
+            "    %2 = spirv.FNegate %1 : f32",
+            "    %3 = spirv.FMul %cst, %2 : f32",
+            "    %5 = spirv.FDiv %cst_0, %4 : vector<4xf32>",
+            "    %cst = spirv.Constant 2.000000e+00 : f32",
+            "    %6 = spirv.FMul %3, %cst : f32",
+        ]
+    )
+    exact = exact_arithmetic(code).split("\n")
+    assert exact[:2] == code.split("\n")[:2]
+    assert exact[2:4] == [
+        "    %1 = spirv.FSub %0, %0 {no_contraction} : f32",
+        "    %2 = spirv.FNegate %1 {no_contraction} : f32",
+    ]
+    assert exact[4].endswith("%3 = spirv.FMul %edited_zero_3, %2 {no_contraction} : f32")
+    assert "%edited_one_5 = spirv.Constant dense<1.0> : vector<4xf32>" in exact[5]
+    assert exact[7] == "    %6 = spirv.FMul %3, %cst {no_contraction} : f32"
+
+
+@needs_device
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "bare"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_driver_does_not_rearrange_arithmetic(dtype, guarded, tmp_path, monkeypatch):
+    """`bare` fails when IREE decorates its code, or on a driver that rearranges nothing: then the guard can go."""
+    if not guarded:
+        monkeypatch.setattr(vulkan.Vulkan, "code_edits", "")
+    x = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1.0, -3.0, 1e-3], dtype)
+    program = Program(
+        init={"x": np.zeros((4, 8), dtype)},
+        step=lambda state, batch: (
+            {"x": jnp.stack([batch["x"] - batch["x"], batch["x"] * 0.0, batch["x"] * -0.0, 0.0 / batch["x"]])},
+            {},
+        ),
+        batch={"x": x},
+    )
+    with jax.enable_x64(dtype == "float64"):
+        compile(program, tmp_path / "a.fixstep", targets=["vulkan"], verify=False)
+    session = load(tmp_path / "a.fixstep", target="vulkan")
+    session.step({"x": x})
+    with np.errstate(all="ignore"):
+        expected = np.stack([x - x, x * np.full_like(x, 0.0), x * np.full_like(x, -0.0), np.full_like(x, 0.0) / x])
+    got = session.state()["x"]
+    right = np.array_equal(got, expected, equal_nan=True) and np.array_equal(
+        np.signbit(got) & ~np.isnan(got), np.signbit(expected) & ~np.isnan(expected)
+    )
+    assert right == guarded
 
 
 @needs_device
