@@ -24,21 +24,33 @@ from fixstep.targets.errors import (
 
 if TYPE_CHECKING:
     from fixstep.runtime._checkpoint import Checkpoint, CheckpointDirectory, read_checkpoint, write_checkpoint
-    from fixstep.runtime._data import ArrayData, load_npz, load_source
-    from fixstep.runtime._events import CONTINUE, STOP, Handler, LoopState
-    from fixstep.runtime._handlers import Checkpoints, Progress
+    from fixstep.runtime._checkpoints import Checkpoints
+    from fixstep.runtime._data import ArrayData, DatasetData, load_npz, load_source
+    from fixstep.runtime._events import CONTINUE, HALT_EPOCH, HALT_LOOP, Handler, LoopState, On
+    from fixstep.runtime._filters import Filter, after, always, before, every, first, once
     from fixstep.runtime._loop import Loop, RunResult
     from fixstep.runtime._metrics_log import MetricsLog
+    from fixstep.runtime._monitors import EarlyStop, HaltOnNonFinite, ReduceOnPlateau
+    from fixstep.runtime._partial import Loaded, load_leaves
+    from fixstep.runtime._progress import LogLines, Progress
+    from fixstep.runtime._readings import StateNumber, Throughput
+    from fixstep.runtime._tensorboard import TensorBoardLog
 
 # What only checkpoints and training in a loop need is imported when it is first asked for: a process that loads an
 # artifact and steps starts a tenth sooner.
 _LATER = {
     **dict.fromkeys(("Checkpoint", "CheckpointDirectory", "read_checkpoint", "write_checkpoint"), "_checkpoint"),
-    **dict.fromkeys(("ArrayData", "load_npz", "load_source"), "_data"),
-    **dict.fromkeys(("CONTINUE", "STOP", "Handler", "LoopState"), "_events"),
-    **dict.fromkeys(("Checkpoints", "Progress"), "_handlers"),
+    **dict.fromkeys(("ArrayData", "DatasetData", "load_npz", "load_source"), "_data"),
+    **dict.fromkeys(("CONTINUE", "HALT_EPOCH", "HALT_LOOP", "Handler", "LoopState", "On"), "_events"),
+    **dict.fromkeys(("Filter", "after", "always", "before", "every", "first", "once"), "_filters"),
+    **dict.fromkeys(("EarlyStop", "HaltOnNonFinite", "ReduceOnPlateau"), "_monitors"),
+    **dict.fromkeys(("Loaded", "load_leaves"), "_partial"),
+    **dict.fromkeys(("LogLines", "Progress"), "_progress"),
     **dict.fromkeys(("Loop", "RunResult"), "_loop"),
+    **dict.fromkeys(("StateNumber", "Throughput"), "_readings"),
+    "Checkpoints": "_checkpoints",
     "MetricsLog": "_metrics_log",
+    "TensorBoardLog": "_tensorboard",
 }
 
 
@@ -53,7 +65,8 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "CONTINUE",
-    "STOP",
+    "HALT_EPOCH",
+    "HALT_LOOP",
     "ArrayData",
     "Artifact",
     "ArtifactError",
@@ -63,11 +76,17 @@ __all__ = [
     "Checkpoints",
     "CompileError",
     "DataError",
+    "DatasetData",
     "DeviceError",
+    "EarlyStop",
+    "Filter",
     "FixpointError",
     "FixstepError",
+    "HaltOnNonFinite",
     "Handler",
     "LeafSpec",
+    "Loaded",
+    "LogLines",
     "Loop",
     "LoopState",
     "Metric",
@@ -75,15 +94,27 @@ __all__ = [
     "MetricsLog",
     "MismatchError",
     "NonFiniteError",
+    "On",
     "ProgramError",
     "Progress",
+    "ReduceOnPlateau",
     "RunResult",
     "Session",
+    "StateNumber",
     "TargetError",
     "TemplateError",
+    "TensorBoardLog",
+    "Throughput",
+    "after",
+    "always",
+    "before",
+    "every",
+    "first",
     "load",
+    "load_leaves",
     "load_npz",
     "load_source",
+    "once",
     "read_checkpoint",
     "write_checkpoint",
 ]

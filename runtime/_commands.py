@@ -15,14 +15,15 @@ from typing import Any
 
 from fixstep.runtime._artifact import Artifact
 from fixstep.runtime._checkpoint import CheckpointDirectory
+from fixstep.runtime._checkpoints import Checkpoints
 from fixstep.runtime._cli import DONE, Run
 from fixstep.runtime._data import ArrayData, Source, load_npz, load_source
-from fixstep.runtime._handlers import Checkpoints, Progress, shown
 from fixstep.runtime._inspect import describe_artifact
 from fixstep.runtime._loop import ON_NONFINITE, Loop, RunResult
 from fixstep.runtime._metrics_log import MetricsLog
 from fixstep.runtime._npz import as_template_dtypes
 from fixstep.runtime._predict import batch_size, choose_inputs, predict_all, write_predictions
+from fixstep.runtime._progress import Progress, shown
 from fixstep.runtime._session import Session, load
 from fixstep.runtime._signature import check, describe
 from fixstep.targets.errors import CheckpointError, DataError, TemplateError
@@ -154,8 +155,9 @@ def _say_start(arguments: argparse.Namespace, session: Session, data: Source, ch
         steps = f"; resumes from {latest}" if latest else f"; no checkpoint in {arguments.checkpoint_dir}, starts anew"
     print(f"{session.artifact.manifest['name']} on {session.choice.target} ({session.choice.device}){steps}")
     if isinstance(data, ArrayData):
-        order = f"shuffled with seed {data.seed}" if data.shuffle else "in order"
-        print(f"{data.examples} examples, {data.batches_per_epoch} batches of {data.batch_size} an epoch, {order}")
+        order = data.order
+        how = f"shuffled with seed {order.seed}" if order.shuffle else "in order"
+        print(f"{order.examples} examples, {order.batches_per_epoch} batches of {order.batch_size} an epoch, {how}")
     sys.stdout.flush()
 
 

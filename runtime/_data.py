@@ -1,4 +1,4 @@
-"""Data for the loop: arrays in memory or in a .npz file, a user's own function, or any iterable of batches.
+"""Data for the loop: arrays in memory or in a .npz file, data sets, a user's own function, any iterable of batches.
 
 An epoch's batches are asked for by the number of the epoch (from 1) and the number of batches to leave out at its
 start, so that a resumed run sees exactly the batches that the stopped one had not seen.
@@ -6,31 +6,44 @@ start, so that a resumed run sees exactly the batches that the stopped one had n
 
 from __future__ import annotations
 
+import collections
 import importlib
 import inspect
 import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from fixstep.runtime._npz import load_npz
+from fixstep.runtime._order import Order
 from fixstep.runtime._signature import Array, as_array, describe, flatten, shown_path
 from fixstep.targets.errors import DataError, FixstepError
 
-__all__ = ["ArrayData", "FunctionData", "IterableData", "Source", "as_source", "load_npz", "load_source"]
+__all__ = [
+    "ArrayData",
+    "DatasetData",
+    "FunctionData",
+    "IterableData",
+    "Source",
+    "StreamData",
+    "as_source",
+    "load_npz",
+    "load_source",
+]
 
 
 class Source(Protocol):
     """What the loop asks for batches. Only `batches` is needed; the loop reads the others where they exist.
 
-    Attributes that a source may have:
+    What else a source may have:
         batches_per_epoch: how many batches an epoch has (int), for the progress bar.
         left_out: how many examples an epoch leaves out (int).
         identity: what the order of the batches depends on (a JSON mapping); kept in checkpoints, compared on resume.
+        seek(iteration): called when a run is resumed after so many batches, by a source that has no epochs.
+        give_back(batches): takes batches that were asked for and not used, in their order.
+        order_is_its_own: whether nothing is known of the order in later epochs; said when a run is resumed.
     """
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
@@ -60,48 +73,29 @@ class ArrayData:
     def __init__(
         self, arrays: Any, batch_size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = True
     ) -> None:
-        if batch_size < 1:
-            raise DataError(f"expected a batch size of at least 1, got {batch_size}")
-        if seed < 0:
-            raise DataError(f"expected a seed of at least 0, got {seed}")
         self.arrays = _checked_arrays(arrays)
-        self.examples = len(next(iter(self.arrays.values())))
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.seed = seed
-        self.drop_last = drop_last
-        if self.examples < (batch_size if drop_last else 1):
-            raise DataError(f"{self.examples} examples do not fill one batch of {batch_size}: add data")
+        examples = len(next(iter(self.arrays.values())))
+        self.order = Order(examples, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
     @property
     def batches_per_epoch(self) -> int:
         """Batches of one epoch."""
-        whole, rest = divmod(self.examples, self.batch_size)
-        return whole if self.drop_last or rest == 0 else whole + 1
+        return self.order.batches_per_epoch
 
     @property
     def left_out(self) -> int:
         """Examples that an epoch leaves out, because they do not fill a batch."""
-        return self.examples % self.batch_size if self.drop_last else 0
+        return self.order.left_out
 
     @property
     def identity(self) -> dict[str, Any]:
         """What the batches' order depends on."""
-        return {"examples": self.examples, "shuffle": self.shuffle, "seed": self.seed}
+        return self.order.identity
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[dict[str, Array]]:
         """The batches of an epoch, without the first `start` ones (which cost nothing)."""
-        order = self._order(epoch) if self.shuffle else None
-        for index in range(start, self.batches_per_epoch):
-            chosen = slice(index * self.batch_size, (index + 1) * self.batch_size)
-            picked = chosen if order is None else order[chosen]
+        for picked in self.order.batches(epoch, start):
             yield {path: array[picked] for path, array in self.arrays.items()}
-
-    def _order(self, epoch: int) -> Array:
-        # numpy keeps the raw stream of a bit generator for ever, but not what Generator.permutation makes of it.
-        # A stable sort of random 64-bit words is a permutation that depends on nothing else.
-        words = np.random.PCG64(np.random.SeedSequence([self.seed, epoch])).random_raw(self.examples)
-        return np.argsort(words, kind="stable")
 
 
 def _checked_arrays(tree: Any) -> dict[str, Array]:
@@ -185,11 +179,70 @@ class FunctionData:
         return self.function(epoch, **named) if self._epoch_first else self.function(**named)
 
 
+class DatasetData:
+    """Batches from a data set that gives examples by number: `dataset[indices]` is a mapping from column to array.
+
+    A `datasets.Dataset` of Hugging Face is one, with `dataset.with_format("numpy")`. The order is that of `ArrayData`.
+
+    Args:
+        dataset: has `len` and takes a list of indices; columns are leaf paths.
+        batch_size: examples a batch.
+        shuffle: whether each epoch has its own random order.
+        seed: of the order; not negative.
+
+    Raises:
+        DataError: if it is no such data set, or does not fill one batch.
+    """
+
+    def __init__(self, dataset: Any, batch_size: int, *, shuffle: bool = True, seed: int = 0) -> None:
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise DataError(
+                f"the data set is a {type(dataset).__name__} without a length or without examples by number: "
+                "pass the loop an iterable of batches instead, such as dataset.iter(batch_size=...) in a function"
+            )
+        self.dataset = dataset
+        self.order = Order(len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=True)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of one epoch."""
+        return self.order.batches_per_epoch
+
+    @property
+    def left_out(self) -> int:
+        """Examples that an epoch leaves out, because they do not fill a batch."""
+        return self.order.left_out
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the batches' order depends on."""
+        return self.order.identity
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """The batches of an epoch, without the first `start` ones (which cost nothing)."""
+        for picked in self.order.batches(epoch, start):
+            indices = range(picked.start, picked.stop) if isinstance(picked, slice) else picked.tolist()
+            batch = self.dataset[list(indices)]
+            if not isinstance(batch, Mapping):
+                raise DataError(
+                    f"dataset[indices] is a {type(batch).__name__}, expected a mapping from column to array: "
+                    "use a loader that makes batches of it, or ArrayData"
+                )
+            yield dict(batch)
+
+
 class IterableData:
-    """Batches from an iterable that can be gone through again: a list, a torch DataLoader, anything with `__iter__`."""
+    """Batches from an iterable that can be gone through again: a list, a DataLoader of PyTorch, a loader or data set of
+    Grain, a `tf.data.Dataset`, anything with `__iter__`.
+
+    Where it, its `sampler` or its `batch_sampler` has `set_epoch`, that is called with the epoch's number from 0, so
+    that the order follows from the epoch.
+    """
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         self.iterable = iterable
+        places: list[Any] = [iterable, *(getattr(iterable, name, None) for name in ("sampler", "batch_sampler"))]
+        self._set_epoch = [place.set_epoch for place in places if callable(getattr(place, "set_epoch", None))]
 
     @property
     def batches_per_epoch(self) -> int | None:
@@ -199,9 +252,53 @@ class IterableData:
         except TypeError:
             return None
 
+    @property
+    def order_is_its_own(self) -> bool:
+        """Whether a later epoch may have another order in a process that has not gone through the earlier ones."""
+        return not self._set_epoch and not isinstance(self.iterable, Sequence)
+
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """The iterable's batches, without the first `start` ones (which are made and dropped)."""
+        for set_epoch in self._set_epoch:
+            set_epoch(epoch - 1)
         return _skip(iter(self.iterable), start, "the data")
+
+
+class StreamData:
+    """Batches from an iterator, which can be gone through only once: each epoch goes on where the last one ended."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+        self._ahead: collections.deque[Any] = collections.deque()
+
+    def seek(self, iteration: int) -> None:
+        """Make and drop the batches that a resumed run has had.
+
+        Raises:
+            DataError: if there are not so many.
+        """
+        skipped = sum(1 for _ in itertools.islice(self._iterator, iteration))
+        if skipped < iteration:
+            raise DataError(
+                f"the data gave {skipped} batches, but the checkpoint stands after batch {iteration} of the run: "
+                "an iterator must begin where the run began"
+            )
+
+    def give_back(self, batches: list[Any]) -> None:
+        """Take batches that were not used; they come next."""
+        self._ahead.extendleft(reversed(batches))
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """What comes next; the iterator itself stays open when this is closed."""
+        while True:
+            if self._ahead:
+                batch = self._ahead.popleft()
+            else:
+                try:
+                    batch = next(self._iterator)
+                except StopIteration:
+                    return
+            yield batch
 
 
 def as_source(data: Any) -> Source:
@@ -217,6 +314,13 @@ def as_source(data: Any) -> Source:
         raise DataError("the data is a dict of arrays, expected batches: pass ArrayData(arrays, batch_size)")
     if isinstance(data, str | os.PathLike):
         raise DataError(f"the data is the path {os.fspath(data)}: pass ArrayData(load_npz(path), batch_size)")
+    if hasattr(data, "column_names") and callable(getattr(data, "with_format", None)) and hasattr(data, "__len__"):
+        raise DataError(
+            "the data is a data set of examples, expected batches: "
+            'pass DatasetData(dataset.with_format("numpy"), batch_size)'
+        )
+    if isinstance(data, Iterator):
+        return StreamData(data)
     if isinstance(data, Iterable):
         return IterableData(data)
     raise DataError(
@@ -236,7 +340,7 @@ def no_batches(source: Source, epoch: int, name: str = "the data") -> DataError:
     else:
         advice = (
             "an iterator or generator can be gone through only once; pass a list, ArrayData, "
-            "or an object whose __iter__ starts anew"
+            "or an object whose __iter__ starts anew, or say with iterations=... how many batches an epoch has"
         )
     return DataError(f"{name} gave no batch in epoch {epoch}: {advice}")
 

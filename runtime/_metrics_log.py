@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fixstep.runtime._events import LoopState
+from fixstep.runtime._monitor import VALIDATION, metric_names
+from fixstep.runtime._progress import step_values
 from fixstep.targets.errors import DataError
 
 _FIXED = ("event", "epoch", "step")
@@ -20,9 +22,10 @@ _FIXED = ("event", "epoch", "step")
 class MetricsLog:
     """Writes metrics to a CSV file (`.csv`) or a file with one JSON object a line (`.jsonl`).
 
-    A row has `event` (`epoch`, with averages and validation, or `step`, with the metrics of one step), `epoch`, `step`
-    (steps since the state was made), each metric by its name, and validation as `validation/<name>`. What is not finite
-    is `nan` or `inf` in CSV and null in JSON, which has no such numbers.
+    A row has `event` (`epoch`, with averages and validation, `step`, with the metrics of one step, or `validation`, for
+    one inside an epoch), `epoch`, `step` (steps since the state was made), each metric by its name, validation as
+    `validation/<name>`, and what other handlers offer (see `Handler`). What is not finite is `nan` or `inf` in CSV and
+    null in JSON, which has no such numbers.
 
     Each row is one write of a whole line. A resumed run drops the rows that lie after its checkpoint and goes on, so
     that the file ends as if the run had not stopped.
@@ -44,15 +47,13 @@ class MetricsLog:
         self._every = every
         self._columns: list[str] = []
 
-    def on_start(self, state: LoopState) -> None:
+    def on_started(self, state: LoopState) -> None:
         """Refuses a file that cannot be written or is another run's; drops the rows that a resumed run writes again.
 
         Raises:
             DataError: if the file exists and the run does not resume, or it is not a file of these metrics.
         """
-        self._columns = [*_FIXED, *_metric_names(state, "step")]
-        if state.validates:
-            self._columns += [f"validation/{name}" for name in _metric_names(state, "evaluate")]
+        self._columns = [*_FIXED, *metric_names(state), *state.values]
         if not self.path.parent.is_dir() or not os.access(self.path.parent, os.W_OK):
             raise DataError(f"{self.path}: no folder to write to: make {self.path.parent}, or choose another")
         if not self.path.exists():
@@ -63,16 +64,28 @@ class MetricsLog:
             )
         self._drop_rows_after(state)
 
-    def on_step(self, state: LoopState) -> None:
+    def on_iteration_completed(self, state: LoopState) -> None:
         """Writes a row every N steps."""
         if self._every is not None and state.steps % self._every == 0 and state.metrics is not None:
-            values = {name: metric.numpy() for name, metric in state.metrics.items()}
-            self._write("step", state, {name: float(value) for name, value in values.items() if value.ndim == 0})
+            self._write("step", state, step_values(state))
 
-    def on_epoch(self, state: LoopState) -> None:
+    def on_validated(self, state: LoopState) -> None:
+        """Writes the row of a validation inside an epoch."""
+        if not state.trained:
+            self._write("validation", state, _validation(state))
+
+    def on_epoch_completed(self, state: LoopState) -> None:
         """Writes the epoch's row."""
-        validation = {f"validation/{name}": value for name, value in state.validation.items()}
-        self._write("epoch", state, {**state.averages, **validation})
+        self._write_epoch(state)
+
+    def on_epoch_halted(self, state: LoopState) -> None:
+        """Writes the row of an epoch that a handler ended."""
+        self._write_epoch(state)
+
+    def _write_epoch(self, state: LoopState) -> None:
+        validation = _validation(state) if state.validated_at == state.steps else {}
+        offered = {name: read() for name, read in state.values.items()}
+        self._write("epoch", state, {**state.averages, **validation, **offered})
 
     def _write(self, event: str, state: LoopState, values: Mapping[str, float]) -> None:
         row = {"event": event, "epoch": state.epoch, "step": state.steps, **values}
@@ -121,10 +134,8 @@ class MetricsLog:
             raise DataError(f"{self.path}, line {number}: not a row of a metrics file: choose another file") from exc
 
 
-def _metric_names(state: LoopState, function: str) -> list[str]:
-    results = state.session.artifact.manifest["functions"][function]["results"]
-    leaves = [leaf for result in results if result["role"] == "metrics" for leaf in result["leaves"]]
-    return [leaf["path"] for leaf in leaves if not leaf["shape"]]
+def _validation(state: LoopState) -> dict[str, float]:
+    return {f"{VALIDATION}{name}": value for name, value in state.validation.items()}
 
 
 def _json(row: Mapping[str, Any]) -> str:

@@ -8,11 +8,12 @@ import threading
 import numpy as np
 import pytest
 
+from fixstep.runtime._checkpoints import Checkpoints
 from fixstep.runtime._data import ArrayData
-from fixstep.runtime._events import CONTINUE, STOP
-from fixstep.runtime._handlers import Checkpoints, Progress
+from fixstep.runtime._events import CONTINUE, HALT_LOOP
 from fixstep.runtime._loop import Loop
 from fixstep.runtime._metrics_log import MetricsLog
+from fixstep.runtime._progress import Progress
 from fixstep.runtime._session import load
 from fixstep.targets.errors import CheckpointError, DataError, NonFiniteError, ProgramError, TemplateError
 
@@ -52,21 +53,21 @@ class Recorder:
     def _note(self, event, state):
         self.events.append((event, state.epoch, state.batch, state.steps))
 
-    def on_start(self, state):
+    def on_started(self, state):
         self._note("start", state)
 
-    def on_step(self, state):
+    def on_iteration_completed(self, state):
         self._note("step", state)
 
-    def on_validate(self, state):
+    def on_validated(self, state):
         self._note("validate", state)
         assert state.validation
 
-    def on_epoch(self, state):
+    def on_epoch_completed(self, state):
         self._note("epoch", state)
         assert state.averages
 
-    def on_stop(self, state):
+    def on_stopped(self, state):
         self._note("stop", state)
 
 
@@ -76,7 +77,7 @@ class At:
     def __init__(self, step, act):
         self.step, self.act = step, act
 
-    def on_step(self, state):
+    def on_iteration_completed(self, state):
         return self.act(state) if state.steps == self.step else None
 
 
@@ -134,7 +135,7 @@ def test_max_steps_at_the_end_of_an_epoch_ends_it(session):
 
 
 @pytest.mark.parametrize(
-    ("answer", "steps", "stopped"), [(STOP, 4, "At"), (CONTINUE, 12, "finished"), (None, 12, "finished")]
+    ("answer", "steps", "stopped"), [(HALT_LOOP, 4, "At"), (CONTINUE, 12, "finished"), (None, 12, "finished")]
 )
 def test_a_handler_can_stop_the_run(session, answer, steps, stopped):
     result = Loop(session, [At(4, lambda state: answer)]).run(data(), epochs=2)
@@ -154,7 +155,7 @@ class Misnamed:
 
 
 class Chatty:
-    def on_step(self, state):
+    def on_iteration_completed(self, state):
         return "stop"
 
 
@@ -163,11 +164,12 @@ class Chatty:
     [
         (lambda s: Loop(s, on_nonfinite="ignore"), ValueError, "expected one of stop, skip, continue, got 'ignore'"),
         (lambda s: Loop(s, watch="accuracy"), ValueError, "no metric 'accuracy' to watch; it has loss: pass watch"),
-        (lambda s: Loop(s, [Misnamed()]), TypeError, "Misnamed has on_epochs, but the events are on_start, on_step"),
-        (lambda s: Loop(s, [object()]), TypeError, "handler object has none of the methods on_start"),
+        (lambda s: Loop(s, [Misnamed()]), TypeError, "Misnamed has on_epochs, but the events are on_started, on_"),
+        (lambda s: Loop(s, [object()]), TypeError, "handler object has none of the methods on_started"),
         (lambda s: Loop(s, [Progress]), TypeError, r"got the class Progress: make one, Progress\(\.\.\.\)"),
-        (lambda s: Loop(s, [Chatty()]).run(data()), TypeError, r"Chatty\.on_step returned 'stop', expected None, CONT"),
-        (lambda s: Loop(s).run(data(), epochs=0), ValueError, "expected epochs and max_steps of at least 1, got 0"),
+        (lambda s: Loop(s, [Chatty()]).run(data()), TypeError, "Chatty answered 'stop' to iteration_completed, exp"),
+        (lambda s: Loop(s).run(data(), epochs=-1), ValueError, "epochs: expected an integer from 0, got -1"),
+        (lambda s: Loop(s).run(data(), iterations=1.5), ValueError, "iterations: expected an integer from 0, got 1.5"),
         (lambda s: Loop(s).run(data(), resume=True), CheckpointError, "resume=True needs a Checkpoints handler"),
         (lambda s: Loop(s).run([], epochs=1), DataError, "the data gave no batch: an epoch needs at least one"),
         (lambda s: Loop(s).run(data(), validate=[]), DataError, "the validation data gave no batch"),
@@ -349,7 +351,7 @@ def test_a_failure_is_raised_as_it_is_after_saving(tiny_artifact, tmp_path, hand
 
 
 class FailsToStop:
-    def on_stop(self, state):
+    def on_stopped(self, state):
         raise OSError("disk full")
 
 

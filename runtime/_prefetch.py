@@ -1,0 +1,94 @@
+"""Batches that a thread makes ready while a step runs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from fixstep.runtime._signature import as_array, flatten
+
+_END = object()
+
+
+class Prefetch:
+    """Goes through an iterator in a thread of its own, some batches ahead.
+
+    The thread also copies each batch into contiguous numpy arrays by leaf path, so that a step only has to hand them
+    to the device. What the iterator raises is raised in its turn. The iterator is used by that thread alone, and closed
+    there.
+
+    Args:
+        batches: the iterator.
+        depth: how many batches are made ahead.
+        give_back: called on `close` with the batches that nobody took, in their order.
+    """
+
+    def __init__(self, batches: Iterator[Any], depth: int, give_back: Callable[[list[Any]], None]) -> None:
+        self._batches = batches
+        self._give_back = give_back
+        self._ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue()
+        self._room = threading.Semaphore(depth)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="fixstep-prefetch", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch, failure = self._ready.get()
+        if failure is not None or batch is _END:
+            self._ready.put((batch, failure))  # the next call hears the same
+            if failure is not None:
+                raise failure
+            raise StopIteration
+        self._room.release()
+        return batch
+
+    def close(self) -> None:
+        """End the thread and wait for it; a batch that it is making is finished first."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._room.release()
+        self._thread.join()
+        unused = []
+        while not self._ready.empty():
+            batch, failure = self._ready.get()
+            if failure is None and batch is not _END:
+                unused.append(batch)
+        self._give_back(unused)
+
+    def _work(self) -> None:
+        last: tuple[Any, BaseException | None] = (_END, None)
+        try:
+            while True:
+                self._room.acquire()
+                if self._closing.is_set():
+                    break
+                try:
+                    batch = next(self._batches)
+                except StopIteration:
+                    break
+                self._ready.put((_prepared(batch), None))
+            close = getattr(self._batches, "close", None)
+            if callable(close):
+                close()
+        except BaseException as exc:
+            last = (None, exc)
+        self._ready.put(last)
+
+
+def _prepared(batch: Any) -> Any:
+    """A copy of the batch as contiguous arrays by leaf path; as it is where a leaf is no array: the session says so.
+
+    A copy, because an iterator may fill the same memory again for its next batch.
+    """
+    leaves = {path: as_array(value) for path, value in flatten(batch).items()}
+    if any(isinstance(array, str) for array in leaves.values()):
+        return batch
+    return {path: np.array(array, order="C") for path, array in leaves.items()}
