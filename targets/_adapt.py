@@ -23,6 +23,9 @@ _BROADCAST = re.compile(
 _FROM_INTEGER = re.compile(
     rf"^(\s*)(%\w+) = stablehlo\.convert ({_NAME}) : \(tensor<((?:\d+x)*u?i\d+)>\) -> tensor<((?:\d+x)*)bf16>(.*)$"
 )
+_FROM_BOOL = re.compile(
+    rf"^(\s*)(%\w+) = stablehlo\.convert ({_NAME}) : \(tensor<((?:\d+x)*)i1>\) -> (tensor<(?:\d+x)*b?f\d+>)(.*)$"
+)
 _REDUCE = re.compile(r"stablehlo\.reduce\(.*: \(tensor<([^>]+)>.* -> \(?tensor<([^>]+)>")
 _CONSTANT = re.compile(r"%c(?:st)?(?:_\d+)?")
 _NARROW = re.compile(r"(?<=x)b?f16$|^b?f16$")
@@ -104,6 +107,22 @@ def _rounded(found: re.Match[str]) -> str:
         f"{name} = stablehlo.convert {own} : ({wide}) -> tensor<{shape}bf16>{rest}",
     ]
     return indent + " ".join(parts)
+
+
+def select_for_booleans(module: str) -> str:
+    """Booleans become floats by a selection between one and zero.
+
+    Where IREE's SPIR-V handles four at a time, it has no conversion ("failed to legalize operation 'arith.sitofp'").
+    """
+    return "\n".join(_FROM_BOOL.sub(_selected, line) for line in module.split("\n"))
+
+
+def _selected(found: re.Match[str]) -> str:
+    indent, name, operand, shape, result, rest = found.groups()
+    own = f"%adapted_{name[1:]}"
+    constants = [f"{own}_{value} = stablehlo.constant dense<{value}.0> : {result}" for value in (1, 0)]
+    select = f"{name} = stablehlo.select {operand}, {own}_1, {own}_0 : tensor<{shape}i1>, {result}{rest}"
+    return indent + " ".join([*constants, select])
 
 
 def split_complex_selects(module: str) -> str:

@@ -21,6 +21,7 @@ from fixstep.targets._adapt import (
     longest_reduction,
     one_queue,
     round_integers_first,
+    select_for_booleans,
     separate_broadcasts,
     separate_narrow_products,
     split_complex_selects,
@@ -97,13 +98,14 @@ class Vulkan:
         ]
 
     def adapt(self, module: str) -> str:
-        """Products and conversions of 16-bit floats, selections of complex numbers, broadcasts, as they come out right.
+        """Conversions, products of 16-bit floats, selections of complex numbers, and broadcasts, so that they come out right.
 
         And the device, with one queue for everything: left to itself IREE's driver allocates on one and computes on
         another. Each has a thread that wakes what waits on the other, and two of them that count at once lose the
         device (a timeline semaphore is signalled with a lower value than before).
         """
-        adapted = separate_broadcasts(split_complex_selects(separate_narrow_products(round_integers_first(module))))
+        adapted = round_integers_first(select_for_booleans(module))
+        adapted = separate_broadcasts(split_complex_selects(separate_narrow_products(adapted)))
         device = '#hal.device.alias<"vulkan"> : !hal.device' if self.option else _DEFAULT_DEVICE
         return one_queue(adapted, device)
 

@@ -56,7 +56,6 @@ _LONG_SUM = "a sum over 10^6 elements is taken in too few parts, and is less acc
 TODAY: dict[str, dict[str, str]] = {
     "cpu": {"sum_over_a_million": _LONG_SUM},
     "vulkan": {
-        "adam_in_float64": "SPIR-V has no elementary functions of float64; they have to be made of its arithmetic",
         "solve": "the compiler crashes on the code that the rewrite of LU makes",
         "sum_over_a_million": "lavapipe ends loops after 65,535 rounds; refused when it is loaded there",
     },

@@ -343,6 +343,15 @@ def dropout() -> Built:
 
 
 @case("indices")
+def one_hot_times_a_matrix() -> Built:
+    def loss(p: Any, batch: Any) -> Any:
+        words = jax.nn.one_hot(jnp.tile(batch["y"][:, None], (1, 8)), 32) @ p["table"]
+        return (jnp.tanh(words @ p["out"]) ** 2).mean()
+
+    return descent(lambda key: {"table": dense(key, 32, 16), "out": dense(key, 16, 4)}, loss)
+
+
+@case("indices")
 def embedding() -> Built:
     def params(key: Any) -> Any:
         return {"table": dense(key, 4, 5)}

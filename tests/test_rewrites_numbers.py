@@ -8,7 +8,7 @@ import pytest
 from _iree import run
 from jax import lax
 
-from fixstep.frontend.rewrites import _arctangent, _float64, _roots_and_powers, _trigonometry
+from fixstep.frontend.rewrites import _arctangent, _exponential, _float64, _roots_and_powers, _trigonometry
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 EXPONENTS = {"float16": 4, "bfloat16": 37, "float32": 37, "float64": 300}
@@ -56,6 +56,8 @@ UNARY = {
     "arcsin": (jnp.arcsin, np.arcsin, 4),
     "arccos": (jnp.arccos, np.arccos, 4),
     "tanh": (jnp.tanh, np.tanh, 8),
+    "exp": (jnp.exp, np.exp, 64),  # IREE's exp of float32 is exp2, which keeps fewer digits of a large one
+    "log": (jnp.log, np.log, 4),
     "log1p": (jnp.log1p, np.log1p, 4),
     "expm1": (jnp.expm1, np.expm1, 4),
     "cbrt": (jnp.cbrt, np.cbrt, 4),
@@ -113,6 +115,8 @@ def test_replacements_alone(name):
         (_roots_and_powers.cube_root, np.cbrt),
     ]
     if name == "float64":
+        cases += [(_exponential.exponential, np.exp), (_exponential.logarithm, np.log)]
+        cases += [(_exponential.logistic, lambda v: 1 / (1 + np.exp(-v)))]
         cases += [(_float64.log1p, np.log1p), (_float64.expm1, np.expm1), (_float64.tanh, np.tanh)]
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         x = jnp.asarray(numbers(name))

@@ -18,6 +18,7 @@ TESTED_IN = {
     "_cholesky": "linear_algebra",
     "_conversion": "numbers",
     "_cumulative": "sums",
+    "_exponential": "numbers",
     "_float64": "numbers",
     "_float8": "numbers",
     "_eigh": "spectra",

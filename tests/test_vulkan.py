@@ -17,7 +17,12 @@ from fixstep.runtime import TargetError, load
 from fixstep.runtime._device import Device
 from fixstep.runtime._signature import LeafSpec
 from fixstep.targets import parse, vulkan
-from fixstep.targets._adapt import round_integers_first, separate_narrow_products, split_complex_selects
+from fixstep.targets._adapt import (
+    round_integers_first,
+    select_for_booleans,
+    separate_narrow_products,
+    split_complex_selects,
+)
 from fixstep.targets._spirv import exact_arithmetic
 from fixstep.targets.errors import DeviceError
 
@@ -217,6 +222,15 @@ def test_an_integer_is_rounded_before_it_is_narrow():
     assert adapted.endswith("(tensor<4x8xf32>) -> tensor<4x8xbf16>")
     other = line.replace("ui32", "f32")
     assert round_integers_first(other) == other
+
+
+def test_a_boolean_selects():
+    line = "  %3 = stablehlo.convert %2#1 : (tensor<4x8xi1>) -> tensor<4x8xf32>"
+    adapted = select_for_booleans(line)
+    assert "%adapted_3_0 = stablehlo.constant dense<0.0> : tensor<4x8xf32>" in adapted
+    assert adapted.endswith("stablehlo.select %2#1, %adapted_3_1, %adapted_3_0 : tensor<4x8xi1>, tensor<4x8xf32>")
+    other = line.replace("xf32", "xi32")
+    assert select_for_booleans(other) == other
 
 
 def test_code_keeps_its_arithmetic():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fixstep.frontend.rewrites._exponential import exponential, logarithm
 from fixstep.frontend.rewrites._real import Array, copy_sign, full, is_double
 from fixstep.frontend.rewrites._replace import replacement
 
@@ -20,17 +21,17 @@ def log1p(x: Array) -> Array:
     total = full(x, 1.0) + x
     correction = (x - (total - full(x, 1.0))) / total
     finite = jnp.isfinite(total) & (total > full(x, 0.0))
-    result = jnp.log(total) + jnp.where(finite, correction, full(x, 0.0))
+    result = logarithm(total) + jnp.where(finite, correction, full(x, 0.0))
     return jnp.where(total == full(x, 1.0), x, result)
 
 
 @replacement("stablehlo.exponential_minus_one", applies=is_double)
 def expm1(x: Array) -> Array:
     """exp(x) - 1, by W. Kahan's device: with u = exp(x) rounded, (u - 1) x / log(u)."""
-    u = jnp.exp(x)
+    u = exponential(x)
     small = jnp.abs(x) < full(x, 0.5)
     safe = jnp.where(small & (u != full(x, 1.0)), u, full(x, 2.0))
-    near = (u - full(x, 1.0)) * (x / jnp.log(safe))
+    near = (u - full(x, 1.0)) * (x / logarithm(safe))
     return jnp.where(u == full(x, 1.0), x, jnp.where(small, near, u - full(x, 1.0)))
 
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fixstep.frontend.rewrites._real import Array, full, is_real, widened
+from fixstep.frontend.rewrites._exponential import exponential, logarithm, positive_power
+from fixstep.frontend.rewrites._real import Array, full, is_double, is_real, widened
 from fixstep.frontend.rewrites._replace import replacement
 
 
@@ -22,7 +23,8 @@ def power(base: Array, exponent: Array) -> Array:
     x, y = widened(base), widened(exponent)
     one, zero, nan = full(x, 1.0), full(x, 0.0), full(x, np.nan)
     size = jnp.abs(x)
-    result = lax.pow(jnp.where(size == zero, one, size), y)
+    positive = positive_power if is_double(x.dtype) else lax.pow
+    result = positive(jnp.where(size == zero, one, size), y)
     result = jnp.where(size == zero, jnp.where(y > zero, zero, full(x, np.inf)), result)
     integer = jnp.floor(y) == y
     half = y * full(y, 0.5)
@@ -41,7 +43,8 @@ def cube_root(x: Array) -> Array:
     size = jnp.abs(wide)
     ordinary = (size > full(wide, 0.0)) & jnp.isfinite(size)
     a = jnp.where(ordinary, size, full(wide, 1.0))
-    root = jnp.exp(jnp.log(a) / full(wide, 3.0))
+    exp, log = (exponential, logarithm) if is_double(x.dtype) else (jnp.exp, jnp.log)
+    root = exp(log(a) / full(wide, 3.0))
     root = root - (root - a / (root * root)) / full(wide, 3.0)
     result = jnp.where(ordinary, root, size)
     return jnp.where(jnp.signbit(wide), -result, result).astype(x.dtype)
