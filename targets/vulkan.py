@@ -98,7 +98,7 @@ class Vulkan:
         ]
 
     def adapt(self, module: str) -> str:
-        """Conversions, products of 16-bit floats, selections of complex numbers, and broadcasts, as they come out right.
+        """Conversions, products of 16-bit floats, selections of complex numbers and broadcasts, as they come out right.
 
         And the device, with one queue for everything: left to itself IREE's driver allocates on one and computes on
         another. Each has a thread that wakes what waits on the other, and two of them that count at once lose the
