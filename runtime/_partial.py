@@ -54,7 +54,7 @@ def load_leaves(session: Session, path: str | os.PathLike[str], *, strict: bool 
     theirs = {spec.path: spec for spec in saved.template}
     kept = tuple(p for p in ours if p in theirs and ours[p] == theirs[p])
     if (ours and not kept) or (strict and len(kept) < max(len(ours), len(theirs))):
-        how = "" if not kept else "\nTake over the leaves that fit with strict=False (--start-from-part)."
+        how = "" if not kept else "\nTake over the leaves that fit with strict=False (--in-part)."
         raise CheckpointError(
             f"{os.fspath(path)}: the leaves are not those of {session.artifact.manifest['name']}:\n"
             f"{explain_mismatch(list(ours.values()), saved.template)}{how}"
