@@ -222,7 +222,12 @@ class DatasetData:
         """The batches of an epoch, without the first `start` ones (which cost nothing)."""
         for picked in self.order.batches(epoch, start):
             indices = range(picked.start, picked.stop) if isinstance(picked, slice) else picked.tolist()
-            batch = self.dataset[list(indices)]
+            try:
+                batch = self.dataset[list(indices)]
+            except (TypeError, KeyError) as exc:
+                raise DataError(
+                    f"the data set takes no list of indices ({exc}): use a loader that makes batches of it"
+                ) from exc
             if not isinstance(batch, Mapping):
                 raise DataError(
                     f"dataset[indices] is a {type(batch).__name__}, expected a mapping from column to array: "
