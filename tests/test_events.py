@@ -286,6 +286,16 @@ def test_handlers_get_their_state_back(tiny_artifact, tmp_path, stops):
     assert one.state() == two.state() == {"count": 12, "epochs": 303}
 
 
+def test_an_epoch_that_began_and_was_stopped_at_once_does_not_begin_again(tiny_artifact, tmp_path):
+    counter = Counter()
+    handlers = [counter, On("epoch_started", lambda state: HALT_LOOP, when=once(2)), Checkpoints(tmp_path)]
+    assert Loop(load(tiny_artifact), handlers).run(data(), epochs=2).steps == BATCHES
+    assert counter.epochs == 102
+    counter = Counter()
+    Loop(load(tiny_artifact), [counter, Checkpoints(tmp_path)]).run(data(), epochs=2, resume=True)
+    assert counter.state() == {"count": 8, "epochs": 202}
+
+
 def test_an_epochs_end_that_failed_happens_once_more_and_counts_once(tiny_artifact, tmp_path):
     def fail(state):
         raise ZeroDivisionError("of the handler")
