@@ -55,6 +55,8 @@ def bench_artifact(
     """
     session = load(path, target=target)
     batch = made_up(session.signature("step"), np.random.default_rng(0))
+    sizes = session.artifact.sizes
+    size = [] if sizes is None else [np.asarray(sizes.high, np.int32)]
     named = {spec.path: array for spec, array in zip(session.signature("step"), batch, strict=True)}
     state_length = len(session.artifact.signature("step", "state"))
 
@@ -66,7 +68,7 @@ def bench_artifact(
     with jax.enable_x64(True):
         carry_length = state_length + len(session.artifact.signature("step", "accumulators"))
         step = jax.jit(
-            lambda carry, arrays: reference(session.artifact, "step").call(*carry, *arrays), donate_argnums=0
+            lambda carry, arrays: reference(session.artifact, "step").call(*carry, *arrays, *size), donate_argnums=0
         )
         carry: list[Any] = [jax.numpy.asarray(leaf) for leaf in session.state().values()]
         carry += [jax.numpy.asarray(leaf) for leaf in zeros(session.artifact, "step")]

@@ -16,6 +16,7 @@ from fixstep.frontend._fixpoint import Template, infer_template
 from fixstep.frontend._lower import Lowered, groups_to_json, lower
 from fixstep.frontend._program import Program
 from fixstep.frontend._verify import Verification, verify_artifact
+from fixstep.frontend.sizes import symbolic_axes
 from fixstep.runtime._artifact import write_artifact
 from fixstep.runtime._files import sync_folder
 from fixstep.runtime._manifest import STATE_NAME, leaf_to_json
@@ -122,6 +123,30 @@ def _state_file(template: Template) -> bytes:
     return encode_leaves(dict(zip(paths, template.seed_values, strict=True)), template.state_leaves)
 
 
+def _sizes(template: Template) -> dict[str, Any]:
+    """The sizes that a batch may have, and which axes have it."""
+    assert template.sizes is not None
+    held = {
+        "batch": (template.batch_leaves, template.padded["step"].structs),
+        "inputs": (template.input_leaves, template.padded["predict"].structs if "predict" in template.padded else ()),
+        "metrics": (template.metric_leaves, template.padded["step"].output[1]),
+        "evaluation": (
+            template.evaluation_leaves,
+            template.padded["evaluate"].output[0] if "evaluate" in template.padded else (),
+        ),
+        "outputs": (template.output_leaves, template.padded["predict"].output if "predict" in template.padded else ()),
+    }
+    axes = {
+        role: {
+            leaf.path: list(symbolic_axes(struct))
+            for leaf, struct in zip(leaves, structs, strict=True)
+            if symbolic_axes(struct)
+        }
+        for role, (leaves, structs) in held.items()
+    }
+    return {**dataclasses.asdict(template.sizes), "compiled": list(template.sizes.compiled), "axes": axes}
+
+
 def _manifest(program: Program, template: Template, lowered: Lowered, targets: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "format": "fixstep",
@@ -154,6 +179,7 @@ def _manifest(program: Program, template: Template, lowered: Lowered, targets: l
             ],
             "notes": list(template.notes),
         },
+        **({"sizes": _sizes(template)} if template.sizes else {}),
         "targets": targets,
         "versions": {
             "fixstep": importlib.metadata.version("fixstep"),

@@ -43,6 +43,7 @@ from fixstep.frontend._moves import (
 from fixstep.frontend._program import Program
 from fixstep.frontend._seed import Layout, flatten, narrows, shown, weak_dtype, weak_fits
 from fixstep.frontend._x64 import truncations, user_setting, wide_leaves, x64_context
+from fixstep.frontend.sizes import Padded, SizeRange, padded_function, symbolic_axes, symbolic_structs
 from fixstep.runtime._signature import Array, LeafSpec, shown_path
 from fixstep.targets.errors import FixpointError, ProgramError
 
@@ -96,6 +97,7 @@ class Template:
         seed_values: the first state in the template's types where it was given, else None.
         notes: captured arrays and keys, and other warnings.
         host_calls: by function, the calls back to Python in it, which cannot be compiled.
+        padded: by function, what is compiled for batches of any size; empty where the batch has one.
         flat_init: `(seed_high, seed_low) -> [state]` of two uint32 words; (0, seed) is `jax.random.key(seed)`. None
             where the state was given.
         summed_step: `(state, batch) -> ([state], [metrics], [sums])`.
@@ -118,6 +120,7 @@ class Template:
     seed_values: tuple[Array, ...] | None
     notes: tuple[str, ...]
     host_calls: Mapping[str, tuple[HostCall, ...]]
+    padded: Mapping[str, Padded]
     flat_init: Callable[[Any, Any], list[Any]] | None
     summed_step: Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], ...]]
     summed_evaluate: Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], ...]] | None
@@ -152,6 +155,11 @@ class Template:
         """The metrics of a batch; only of a program that has `evaluate`."""
         assert self.summed_evaluate is not None
         return self.summed_evaluate(state, batch)[0]
+
+    @property
+    def sizes(self) -> SizeRange | None:
+        """The sizes that a batch may have, or None where it has one."""
+        return self.padded["step"].range if self.padded else None
 
     def context(self) -> contextlib.AbstractContextManager[None]:
         """The context (64-bit types or not) in which the flat functions are traced, called and fed."""
@@ -291,8 +299,9 @@ def infer_template(program: Program) -> Template:
         ProgramError: if one of the functions raises or does not return what it must.
     """
     initial = initial_state(program)
-    batch = flatten(program.batch, "batch", numbers=False).layout
-    inputs = flatten(program.inputs if program.predict else (), "inputs", numbers=False).layout
+    largest = program.largest
+    batch = flatten(largest.batch, "batch", numbers=False).layout
+    inputs = flatten(largest.inputs if program.predict else (), "inputs", numbers=False).layout
     wide = [
         f"{what} leaf {spec.path!r} is {spec.dtype}"
         for what, layout in (("state", initial.layout), ("batch", batch), ("inputs", inputs))
@@ -343,6 +352,13 @@ def _template(
         (output.strong_leaves for output in traces["evaluate"].outputs) if "evaluate" in traces else ((), ())
     )
     outputs = traces["predict"].outputs[0].strong_leaves if "predict" in traces else ()
+    step = flat_function(program.step, (state, batch), step_splitter(state), (state.leaves, metrics, sums))
+    evaluate = program.evaluate and flat_function(
+        program.evaluate, (state, batch), metrics_splitter(state), (evaluation, evaluation_sums)
+    )
+    predict = program.predict and _only(program.predict, (state, inputs), outputs)
+    with x64_context(x64):
+        padded = _padded(program, state, batch, inputs, {"step": step, "evaluate": evaluate, "predict": predict})
     return Template(
         program=program,
         state_layout=state,
@@ -359,12 +375,37 @@ def _template(
         seed_values=initial.cast(state.leaves),
         notes=notes,
         host_calls={name: find_effects(traced.closed) for name, traced in traces.items()},
+        padded=padded,
         flat_init=initial.flat_init(state.leaves),
-        summed_step=flat_function(program.step, (state, batch), step_splitter(state), (state.leaves, metrics, sums)),
-        summed_evaluate=program.evaluate
-        and flat_function(program.evaluate, (state, batch), metrics_splitter(state), (evaluation, evaluation_sums)),
-        flat_predict=program.predict and _only(program.predict, (state, inputs), outputs),
+        summed_step=step,
+        summed_evaluate=evaluate,
+        flat_predict=predict,
     )
+
+
+def _padded(
+    program: Program, state: Layout, batch: Layout, inputs: Layout, functions: Mapping[str, Any]
+) -> dict[str, Padded]:
+    """The functions traced at the symbolic size, where the program has one."""
+    sizes = program.sizes
+    if sizes is None:
+        return {}
+    structs = {"batch": symbolic_structs(program.batch, batch), "inputs": symbolic_structs(program.inputs, inputs)}
+    found = {
+        name: padded_function(name, function, sizes, state, structs["inputs" if name == "predict" else "batch"])
+        for name, function in functions.items()
+        if function is not None
+    }
+    grown = [
+        f"  {shown_path(spec.path, 'state')}: shape ({', '.join(map(str, struct.shape))})"
+        for spec, struct in zip(state.leaves, found["step"].output[0], strict=True)
+        if symbolic_axes(struct)
+    ]
+    if grown:
+        title = f"the state has no fixed point: these leaves get the size of the batch, {sizes.symbol}:"
+        advice = "Reduce them over the examples, or give the batch a size in numbers."
+        raise FixpointError("\n".join([title, *grown, advice]))
+    return found
 
 
 def _only(

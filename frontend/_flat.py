@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from fixstep.frontend._program import describe_error
+from fixstep.frontend._lines import describe_error
 from fixstep.frontend._seed import Flat, Layout, flatten, is_python_number, key_data, to_leaf, weak_dtype
 from fixstep.frontend._sums import take_sums
 from fixstep.frontend._x64 import x64_context

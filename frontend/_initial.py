@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from fixstep.frontend._flat import _call_user
-from fixstep.frontend._program import Program, describe_error
+from fixstep.frontend._lines import describe_error
+from fixstep.frontend._program import Program
 from fixstep.frontend._seed import (
     Flat,
     Layout,

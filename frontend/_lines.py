@@ -74,6 +74,16 @@ def line_of_error(error: BaseException) -> Line | None:
     return _innermost(reversed(frames[starts[-1] :] if starts else frames))[0]
 
 
+def describe_error(error: BaseException) -> str:
+    """An exception raised by the user's code: its class, the beginning of its text, and the user's line."""
+    # JAX adds where its own trace began, which is a line of ours, and a link.
+    noise = ("while tracing the function", "See https")
+    lines = [line for line in str(error).strip().splitlines() if not any(words in line for words in noise)]
+    text = "\n".join(lines[:4])
+    place = line_of_error(error)
+    return f"{type(error).__name__}: {text}" + (f"\n  at {place}" if place else "")
+
+
 def line_of_stack() -> Line | None:
     """The user's line that is being executed, or None where no frame of theirs is on the stack."""
     frames = [(frame.f_code.co_filename, number, frame.f_code.co_name) for frame, number in traceback.walk_stack(None)]

@@ -7,6 +7,9 @@ The calling convention, all flat lists of leaves:
     evaluate(state, accumulators, batch, out_accumulators) -> accumulators, metrics
     predict(state, inputs) -> outputs
 
+A program whose batch may have any size has the last three once for each compiled size, `step_16` for batches that are
+padded to 16 and `step` for the largest; their batch or inputs are followed by the real size.
+
 The `out_` arguments are storage that the caller provides (`iree.abi.output`). Donation would save the second set of
 buffers, but IREE writes donated arguments in place without checking that they are dead.
 """
@@ -27,6 +30,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from fixstep.frontend._fixpoint import Template
 from fixstep.frontend._locations import user_line
+from fixstep.frontend._shared import share_constants
 from fixstep.frontend._sums import COUNT, accumulators, add
 from fixstep.frontend.rewrites import _walk as walk
 from fixstep.frontend.rewrites import rewrite_function, rewrite_module, unlowerable_operations
@@ -35,6 +39,7 @@ from fixstep.runtime._signature import LeafSpec
 from fixstep.targets.errors import CompileError
 
 _SEED = (LeafSpec("seed/high", "uint32", ()), LeafSpec("seed/low", "uint32", ()))
+_SIZE = Group("size", (LeafSpec("size", "int32", ()),))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +51,16 @@ class Function:
         body: a function of flat leaves that returns a flat list of leaves.
         arguments: what it takes.
         results: what it returns; the state and the accumulators come first, in storage that the caller gives.
+        original: the same function for JAX alone, where it is another one: at any size, not at a padded one.
+        structs: what `original` takes.
     """
 
     name: str
     body: Callable[..., Any]
     arguments: tuple[Group, ...]
     results: tuple[Group, ...]
+    original: Callable[..., Any] | None = None
+    structs: tuple[Any, ...] = ()
 
     @property
     def stored_results(self) -> tuple[LeafSpec, ...]:
@@ -67,7 +76,7 @@ class Lowered:
     Attributes:
         text: the module, one function a name, without locations.
         lines: the user's `file:line` by line of `text`.
-        functions: the functions in it.
+        functions: the functions in it; those for smaller sizes are left out.
         references: `jax.export` bytes of each function before the rewrites, by name.
         digest: identifies the program: template and functions.
     """
@@ -91,81 +100,143 @@ def lower(template: Template) -> Lowered:
         for call in calls
     )
     functions = tuple(_functions(template))
+    smaller = tuple(_smaller(template))
     with jax.enable_x64(template.x64):
         references = {function.name: _reference(function) for function in functions}
         with mlir.make_ir_context() as context, ir.Location.unknown():
             context.allow_unregistered_dialects = True
             combined = ir.Module.create()
             problems: list[str] = []
-            for function in functions:
+            for function in (*functions, *smaller):
                 module = _rewritten(context, function)
                 problems += _problems(function.name, module)
                 _append(combined, module, function)
             _refuse(problems)
+            if smaller:
+                share_constants(combined)
             text = combined.operation.get_asm()
             lines = _line_map(combined, text)
     return Lowered(text, lines, functions, references, _digest(functions, text))
 
 
 def _functions(template: Template) -> Iterator[Function]:
-    state = Group("state", template.state_leaves)
+    """The functions of a program, for the size of its batch or the largest of them."""
     if template.flat_init is not None:
         init = template.flat_init
+        state = Group("state", template.state_leaves)
         yield Function("init", lambda high, low: init(high, low), (Group("seed", _SEED),), (state,))
+    yield from _functions_of_a_batch(template, template.sizes.high if template.sizes else None)
 
-    def with_accumulators(
-        name: str,
-        metrics: tuple[LeafSpec, ...],
-        summed: tuple[LeafSpec, ...],
-        call: Callable[..., tuple[list[Any], ...]],
-        kept: list[Group],
-    ) -> Function:
-        sums = Group("accumulators", accumulators(metrics, summed))
-        batch = Group("batch", template.batch_leaves)
-        n, m = len(state.leaves), len(sums.leaves)
 
-        def body(*leaves: Any) -> list[Any]:
-            *new_state, values, parts = call(list(leaves[:n]), list(leaves[n + m :]))
-            added = {f"sum/{spec.path}": value for spec, value in zip(metrics, values, strict=True)}
-            added |= {spec.path: part for spec, part in zip(summed, parts, strict=True)} | {COUNT.path: 1}
-            pairs = zip(leaves[n : n + m], sums.leaves, strict=True)
-            totals = [add(total, added[spec.path], spec) for total, spec in pairs]
-            return [*(leaf for part in new_state for leaf in part), *totals, *values]
+def _smaller(template: Template) -> Iterator[Function]:
+    """The same functions for the smaller sizes that are compiled."""
+    for size in template.sizes.compiled[1:] if template.sizes else ():
+        for function in _functions_of_a_batch(template, size):
+            yield dataclasses.replace(function, name=f"{function.name}_{size}")
 
-        return Function(name, body, (state, sums, batch), (*kept, sums, Group("metrics", metrics)))
 
-    yield with_accumulators("step", template.metric_leaves, template.metric_sums, template.summed_step, [state])
+def _functions_of_a_batch(template: Template, size: int | None) -> Iterator[Function]:
+    """Step, evaluate and predict for batches of one size, or padded to `size`."""
+    state = Group("state", template.state_leaves)
+    yield _with_accumulators(
+        template, "step", template.metric_leaves, template.metric_sums, template.summed_step, [state], size
+    )
     if template.summed_evaluate is not None:
         kinds = (template.evaluation_leaves, template.evaluation_sums)
-        yield with_accumulators("evaluate", *kinds, template.summed_evaluate, [])
+        yield _with_accumulators(template, "evaluate", *kinds, template.summed_evaluate, [], size)
     if template.flat_predict is not None:
-        predict = template.flat_predict
-        n = len(state.leaves)
-        yield Function(
-            "predict",
-            lambda *leaves: predict(list(leaves[:n]), list(leaves[n:])),
-            (state, Group("inputs", template.input_leaves)),
-            (Group("outputs", template.output_leaves),),
-        )
+        inputs, outputs = Group("inputs", template.input_leaves), Group("outputs", template.output_leaves)
+        finish: Finish = lambda before, returned, weight: returned  # noqa: E731
+        yield _of_a_size(template, "predict", [state], inputs, (outputs,), template.flat_predict, finish, size)
+
+
+# How the results of a function are put together: of the arguments before the batch, what it returned, and the size.
+Finish = Callable[[Sequence[Any], Any, Any], list[Any]]
+
+
+def _with_accumulators(
+    template: Template,
+    name: str,
+    metrics: tuple[LeafSpec, ...],
+    summed: tuple[LeafSpec, ...],
+    call: Callable[..., tuple[list[Any], ...]],
+    kept: list[Group],
+    size: int | None,
+) -> Function:
+    """A function that also adds its metrics up: each call weighs as much, or as its examples where sizes differ."""
+    state = Group("state", template.state_leaves)
+    sums = Group("accumulators", accumulators(metrics, summed))
+
+    def finish(before: Sequence[Any], returned: Any, weight: Any) -> list[Any]:
+        *new_state, values, parts = returned
+        own = {f"sum/{spec.path}": value for spec, value in zip(metrics, values, strict=True)} | {COUNT.path: 1}
+        exact = {spec.path: part for spec, part in zip(summed, parts, strict=True)}
+        totals = [
+            add(total, exact[spec.path], spec)
+            if spec.path in exact
+            else add(total, own[spec.path], spec, weight=weight)
+            for total, spec in zip(before[len(state.leaves) :], sums.leaves, strict=True)
+        ]
+        return [*(leaf for part in new_state for leaf in part), *totals, *values]
+
+    results = (*kept, sums, Group("metrics", metrics))
+    return _of_a_size(template, name, [state, sums], Group("batch", template.batch_leaves), results, call, finish, size)
+
+
+def _of_a_size(
+    template: Template,
+    name: str,
+    before: list[Group],
+    batch: Group,
+    results: tuple[Group, ...],
+    call: Callable[..., Any],
+    finish: Finish,
+    size: int | None,
+) -> Function:
+    """A function of the state, more arguments, and a batch that has its own size, or is padded to `size`."""
+    n, m = len(template.state_leaves), sum(len(group.leaves) for group in before)
+    if size is None:
+
+        def body(*leaves: Any) -> list[Any]:
+            return finish(leaves[:m], call(list(leaves[:n]), list(leaves[m:])), None)
+
+        return Function(name, body, (*before, batch), results)
+
+    padded = template.padded[name]
+    at_size = Group(batch.role, tuple(padded.spec(leaf, i, size) for i, leaf in enumerate(batch.leaves)))
+
+    def masked(*leaves: Any) -> list[Any]:
+        return finish(leaves[:m], padded.at(size, leaves[:n], leaves[m:-1], leaves[-1]), leaves[-1])
+
+    def original(*leaves: Any) -> list[Any]:
+        return finish(leaves[:m], call(list(leaves[:n]), list(leaves[m:-1])), leaves[-1])
+
+    structs = (*_structs(before), *padded.structs, *_structs([_SIZE]))
+    return Function(name, masked, (*before, at_size, _SIZE), results, original, structs)
+
+
+def _structs(groups: Sequence[Group]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(leaf.shape, leaf.numpy_dtype) for group in groups for leaf in group.leaves]
 
 
 def _reference(function: Function) -> bytes:
     # Without locations: they hold paths of this machine, and the whole stack of whoever called `compile`.
     with config.traceback_in_locations_limit(0):
-        return bytes(_export(function.body, function).serialize())
+        if function.original is not None:
+            return bytes(_export(function.original, function.name, function.structs).serialize())
+        return bytes(_export(function.body, function.name, _structs(function.arguments)).serialize())
 
 
-def _export(body: Callable[..., Any], function: Function) -> Any:
-    structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.numpy_dtype) for g in function.arguments for leaf in g.leaves]
+def _export(body: Callable[..., Any], name: str, structs: Sequence[Any]) -> Any:
     # Unused arguments are kept: the calling convention has every leaf.
     try:
         return jax.export.export(jax.jit(body, keep_unused=True), platforms=["cpu"])(*structs)
     except (ValueError, NotImplementedError) as exc:  # an operation that JAX does not export; the step itself traces
-        raise CompileError(f"JAX does not export {function.name}: {str(exc).splitlines()[0]}") from exc
+        raise CompileError(f"JAX does not export {name}: {str(exc).splitlines()[0]}") from exc
 
 
 def _rewritten(context: Any, function: Function) -> Any:
-    exported = _export(rewrite_function(function.body), function)
+    exported = _export(rewrite_function(function.body), function.name, _structs(function.arguments))
     module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
     rewrite_module(module)
     return module

@@ -10,13 +10,14 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fixstep.frontend._lines import line_of_error
+from fixstep.frontend._lines import describe_error
 from fixstep.frontend._seed import flatten, is_python_number
+from fixstep.frontend.sizes._range import SizeRange, size_range, sized
 from fixstep.targets.errors import FixstepError, ProgramError
 
 _CALLS = {
@@ -24,6 +25,13 @@ _CALLS = {
     "evaluate": "evaluate(state, batch) -> metrics",
     "predict": "predict(state, inputs) -> outputs",
 }
+
+
+class Largest(NamedTuple):
+    """The examples of a program in numbers: its batch, and what `predict` takes."""
+
+    batch: Any
+    inputs: Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -35,6 +43,8 @@ class Program:
         step: `step(state, batch) -> (state, metrics)`; metrics are a dict of scalars, maybe empty. A bare scalar is
             `{"loss": scalar}`; other pytrees of arrays are taken leaf by leaf.
         batch: an example of the batch, any pytree of arrays or `jax.ShapeDtypeStruct`; only types and shapes are used.
+            One dimension may be symbolic (`jax.export.symbolic_shape("b", constraints=["b <= 64"])`): then batches of
+            every size in its range train.
         evaluate: `evaluate(state, batch) -> metrics`, optional.
         predict: `predict(state, inputs) -> outputs`, optional.
         inputs: an example of what `predict` takes; needed with it, because it is not guessed from the batch.
@@ -60,8 +70,7 @@ class Program:
                 _call_problem("step", self.step),
                 _call_problem("evaluate", self.evaluate) if self.evaluate is not None else None,
                 _call_problem("predict", self.predict) if self.predict is not None else None,
-                _tree_problem("batch", self.batch),
-                self._inputs_problem(),
+                *self._examples_problems(),
                 _name_problem(self.name),
             )
             if problem
@@ -69,12 +78,29 @@ class Program:
         if problems:
             raise ProgramError("\n".join(problems))
 
-    def _inputs_problem(self) -> str | None:
-        if self.predict is None:
-            return None if self.inputs is None else "inputs are given without predict: leave them out, or pass predict"
-        if self.inputs is None:
-            return "predict is given without inputs: pass an example of what it takes as inputs=..."
-        return _tree_problem("inputs", self.inputs)
+    def _examples_problems(self) -> list[str | None]:
+        paired = None
+        if self.predict is None and self.inputs is not None:
+            paired = "inputs are given without predict: leave them out, or pass predict"
+        if self.predict is not None and self.inputs is None:
+            paired = "predict is given without inputs: pass an example of what it takes as inputs=..."
+        try:
+            largest = self.largest
+        except ProgramError as exc:
+            return [str(exc), paired]
+        return [_tree_problem("batch", largest.batch), paired or _tree_problem("inputs", largest.inputs)]
+
+    @property
+    def sizes(self) -> SizeRange | None:
+        """The sizes that a batch may have, or None where its shapes are numbers."""
+        return size_range({"batch": self.batch, "inputs": self.inputs})
+
+    @property
+    def largest(self) -> Largest:
+        """The examples at the largest size; as they are where their shapes are numbers."""
+        sizes = self.sizes
+        at = {sizes.symbol: sizes.high} if sizes else {}
+        return Largest(sized(self.batch, at), sized(self.inputs, at))
 
     @property
     def init_is_function(self) -> bool:
@@ -204,13 +230,3 @@ def _as_program(reference: str, value: Any) -> Program:
     if not isinstance(made, Program):
         raise ProgramError(f"{reference}: expected it to return a Program, got {_describe(made)}")
     return made
-
-
-def describe_error(error: BaseException) -> str:
-    """An exception raised by the user's code: its class, the beginning of its text, and the user's line."""
-    # JAX adds where its own trace began, which is a line of ours, and a link.
-    noise = ("while tracing the function", "See https")
-    lines = [line for line in str(error).strip().splitlines() if not any(words in line for words in noise)]
-    text = "\n".join(lines[:4])
-    place = line_of_error(error)
-    return f"{type(error).__name__}: {text}" + (f"\n  at {place}" if place else "")

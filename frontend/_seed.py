@@ -169,7 +169,10 @@ def _spec(path: str, value: Any) -> LeafSpec | str:
         return _no_array(value)
     shape = tuple(shape)
     if not all(isinstance(n, int) for n in shape):
-        return f"expected a shape of numbers, got {shape}; compile once for each size"
+        if not isinstance(value, jax.core.Tracer):
+            return f"expected a shape of numbers, got {shape}; only the batch and the inputs may have any size"
+        # A trace at the symbolic size: what its outputs look like was seen at the largest one.
+        shape = tuple(n if isinstance(n, int) else 0 for n in shape)
     if is_key(value):
         implementation = KEY_IMPLEMENTATIONS.get(str(dtype))
         if implementation is None:

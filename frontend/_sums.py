@@ -160,15 +160,27 @@ def _has_average(spec: LeafSpec) -> bool:
     return spec.shape == () and spec.key is None and kind(spec.dtype) != "complex"
 
 
-def add(total: Any, value: Any, spec: LeafSpec) -> Any:
-    """An accumulator with a value added to it; `spec` is the accumulator's own."""
+def add(total: Any, value: Any, spec: LeafSpec, *, weight: Any = None) -> Any:
+    """An accumulator with a value added to it, `weight` times (an int32 scalar); `spec` is the accumulator's own."""
     value = jnp.asarray(value)
     if spec == COUNT or kind(value.dtype.name) not in ("bool", "int"):
-        return total + value.astype(spec.dtype)
+        value = value.astype(spec.dtype)
+        return total + (value if weight is None else value * weight.astype(spec.dtype))
     low, high = _words(value)
+    if weight is not None:
+        low, high = _times(low, high, weight.astype(jnp.uint32))
     new_low = total[..., 0] + low
     carry = (new_low < low).astype(jnp.uint32)
     return jnp.stack([new_low, total[..., 1] + high + carry], axis=-1)
+
+
+def _times(low: Any, high: Any, factor: Any) -> tuple[Any, Any]:
+    """The product of a 64-bit integer in two words and one of 32 bits, from products of halves of words."""
+    half = jnp.uint32(0xFFFF)
+    a, b, c, d = low & half, low >> 16, factor & half, factor >> 16
+    middle = (a * c >> 16) + (a * d & half) + (b * c & half)
+    carried = b * d + (a * d >> 16) + (b * c >> 16) + (middle >> 16)
+    return middle << 16 | a * c & half, carried + high * factor
 
 
 def _words(value: Any) -> tuple[Any, Any]:

@@ -25,6 +25,7 @@ from fixstep.frontend._seed import is_key
 from fixstep.runtime._artifact import Artifact
 from fixstep.runtime._session import load
 from fixstep.runtime._signature import Array, LeafSpec, describe, flatten
+from fixstep.runtime._sizes import Sizes
 from fixstep.targets.errors import DataError
 
 # Perturbed runs of JAX. Their largest deviation is a lower estimate of the noise: only the start is moved, while a
@@ -122,6 +123,7 @@ def verify_artifact(
         path: the artifact.
         target: only this one.
         steps: how many training steps; then `evaluate` and `predict`, where the artifact has them, from the end state.
+            Where a batch may have any size there are more if it takes more to try each compiled one, full and not.
         example: a batch, or a list of batches; made up from the template where leaves have no values.
         inputs: likewise for `predict`.
         seed: of the made-up data.
@@ -136,8 +138,10 @@ def verify_artifact(
     artifact = Artifact.open(path)
     rng = np.random.default_rng(seed)
     batches = example if isinstance(example, list) and example else [example]
-    data = [_values(batches[i % len(batches)], artifact.signature("step", "batch"), rng) for i in range(steps)]
-    given = _values(inputs, artifact.signature("predict", "inputs"), rng) if _has(artifact, "predict") else []
+    tried = _tried_sizes(artifact.sizes)
+    steps = max(steps, len(tried))
+    data = [_values(artifact, "batch", batches[i % len(batches)], tried[i % len(tried)], rng) for i in range(steps)]
+    given = _values(artifact, "inputs", inputs, tried[-1], rng) if _has(artifact, "predict") else []
     results: list[Verification] = []
     skipped: dict[str, str] = {}
     expected: _Runs | None = None
@@ -161,10 +165,25 @@ def _has(artifact: Artifact, function: str) -> bool:
     return function in artifact.manifest["functions"]
 
 
-def _values(example: Any, specs: tuple[LeafSpec, ...], rng: np.random.Generator) -> list[Array]:
-    """The example's leaves in template order, made up where it holds none."""
+def _tried_sizes(sizes: Sizes | None) -> list[int | None]:
+    """The sizes of the batches that are compared: the largest, and each compiled one less one example."""
+    if sizes is None:
+        return [None]
+    below = [max(n - sizes.multiple, sizes.low) for n in sizes.compiled]
+    return list(dict.fromkeys([sizes.high, *below]))
+
+
+def _values(artifact: Artifact, role: str, example: Any, size: int | None, rng: np.random.Generator) -> list[Array]:
+    """The example's leaves in template order, made up where it holds none; then its size, where that is an argument."""
+    specs = artifact.signature("predict" if role == "inputs" else "step", role)
     leaves = {} if example is None else flatten_example(example)
-    return [_value(leaves.get(spec.path), spec, rng) for spec in specs]
+    if artifact.sizes is None:
+        return [_value(leaves.get(spec.path), spec, rng) for spec in specs]
+    given = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
+    size = artifact.sizes.size_of(given, role)[0] or size
+    assert size is not None
+    at_size = artifact.sizes.specs(role, specs, size)
+    return [*(_value(given.get(spec.path), spec, rng) for spec in at_size), np.asarray(size, np.int32)]
 
 
 def flatten_example(example: Any) -> dict[str, Any]:
@@ -230,7 +249,7 @@ def _run_compiled(
 
 
 def _named(specs: tuple[LeafSpec, ...], arrays: list[Array]) -> dict[str, Array]:
-    return {spec.path: array for spec, array in zip(specs, arrays, strict=True)}
+    return {spec.path: array for spec, array in zip(specs, arrays[: len(specs)], strict=True)}
 
 
 def _run_reference(
@@ -331,7 +350,9 @@ def _compare(got: dict[str, Array], expected: _Runs) -> list[LeafResult]:
         scale = float(finite.max()) if finite.size else 0.0
         bound = NOISE * expected.noise[path]
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            bound += ROUNDINGS * float(jnp.finfo(leaf.dtype).eps) * scale
+            limits = jnp.finfo(leaf.dtype)
+            # Devices make 0 of subnormal numbers, or not, as they like; XLA does on the CPU.
+            bound += ROUNDINGS * float(limits.eps) * scale + float(limits.smallest_normal)
         results.append(LeafResult(path, leaf.dtype.name, _deviation(got[path], leaf), bound, scale))
     return results
 

@@ -32,6 +32,7 @@ from fixstep.runtime._manifest import (
     parse_manifest,
 )
 from fixstep.runtime._signature import Array, LeafSpec
+from fixstep.runtime._sizes import Sizes
 from fixstep.runtime._strict_json import dump_json, json_problems, parse_json
 from fixstep.targets.errors import ArtifactError
 
@@ -154,6 +155,11 @@ class Artifact:
     def functions(self) -> Mapping[str, Function]:
         """The functions by name."""
         return self.details.functions
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """The sizes that a batch may have, or None where it has one."""
+        return self.details.sizes
 
     @property
     def targets(self) -> tuple[CompiledTarget, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fixstep.runtime._artifact import Artifact
 from fixstep.runtime._signature import LeafSpec, shown_path
+from fixstep.runtime._sizes import Sizes
 
 SHOWN_LEAVES = 20
 
@@ -38,6 +39,8 @@ def _lines(artifact: Artifact, limit: int | None) -> Iterator[str]:
             yield ""
             yield f"{role}: {_count(len(leaves), 'leaf', 'leaves')}, {_size(sum(leaf.byte_length for leaf in leaves))}"
             yield from _leaf_table(leaves, role, limit)
+            if artifact.sizes and role != "state":
+                yield f"  {_any_size(artifact.sizes)}"
     yield from _functions(artifact, limit)
     yield from _fixpoint(manifest["fixpoint"], limit)
     yield from _targets(manifest)
@@ -59,6 +62,12 @@ def _leaf_table(leaves: tuple[LeafSpec, ...], what: str, limit: int | None) -> I
     yield from _aligned(rows, right=(3,))
     if len(shown) < len(leaves):
         yield f"  and {len(leaves) - len(shown)} more (--all shows them)"
+
+
+def _any_size(sizes: Sizes) -> str:
+    whole = f", in multiples of {sizes.multiple}" if sizes.multiple > 1 else ""
+    compiled = ", ".join(map(str, reversed(sizes.compiled)))
+    return f"of any size {sizes.symbol} from {sizes.low} to {sizes.high}{whole}; compiled for {compiled}"
 
 
 def _functions(artifact: Artifact, limit: int | None) -> Iterator[str]:

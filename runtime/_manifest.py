@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fixstep.runtime._signature import LeafSpec
+from fixstep.runtime._sizes import SIZE, Sizes
 
 MANIFEST_FORMAT = "fixstep"
 MANIFEST_VERSION = 1
@@ -26,6 +27,10 @@ CONVENTION: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "evaluate": (("state", "accumulators", "batch"), ("accumulators", "metrics")),
     "predict": (("state", "inputs"), ("outputs",)),
 }
+
+# Functions of a batch whose size is a range take the real one last.
+_SIZED = ("step", "evaluate", "predict")
+_SIZE_ROLES = ("batch", "inputs", "metrics", "evaluation", "outputs")
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DTYPE = re.compile(r"bool|b?(u?int|float|complex)[0-9]+[a-z0-9_]*")
@@ -97,6 +102,7 @@ class Manifest:
     program: str
     template: Template
     functions: Mapping[str, Function]
+    sizes: Sizes | None
     targets: tuple[CompiledTarget, ...]
     members: Mapping[str, Member]
     versions: Mapping[str, str]
@@ -168,6 +174,7 @@ class _Reader:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.leaf_count = 0
+        self.sized = False
         self.known: dict[object, LeafSpec] = {}  # a state's leaves occur in every function
 
     def _say(self, where: str, expected: str, got: Any) -> None:
@@ -231,6 +238,8 @@ class _Reader:
 
     def manifest(self, raw: dict[str, Any]) -> Manifest:
         self.fixpoint(self.mapping(raw, "fixpoint", ""))
+        sizes = self.sizes(self.mapping(raw, "sizes", "")) if "sizes" in raw else None
+        self.sized = sizes is not None
         versions = self.mapping(raw, "versions", "")
         for key in versions:
             self.text(versions, key, "/versions")
@@ -241,6 +250,7 @@ class _Reader:
             program=self.digest(raw, "program", ""),
             template=self.template(self.mapping(raw, "template", "")),
             functions={name: self.function(functions, name) for name in functions},
+            sizes=sizes,
             targets=tuple(self.objects(self.sequence(raw, "targets", ""), "/targets", self.target)),
             members={name: self.member(members, name) for name in members},
             versions=versions,
@@ -249,6 +259,29 @@ class _Reader:
     def template(self, obj: dict[str, Any]) -> Template:
         self.only(obj, ("state", "batch", "inputs"), "/template")
         return Template(*(self.leaves(obj, role, "/template") for role in ("state", "batch", "inputs")))
+
+    def sizes(self, obj: dict[str, Any]) -> Sizes:
+        where = "/sizes"
+        self.only(obj, ("symbol", "low", "high", "multiple", "compiled", "axes"), where)
+        symbol = self.text(obj, "symbol", where)
+        low, high, multiple = (self.count(obj, key, where) for key in ("low", "high", "multiple"))
+        compiled = self.sequence(obj, "compiled", where)
+        falling = all(type(n) is int for n in compiled) and compiled == sorted(set(compiled), reverse=True)
+        if not falling or not compiled or compiled[0] != high or compiled[-1] < low:
+            self._say(f"{where}/compiled", f"falling sizes from {high}, none below {low}", compiled)
+        if not 1 <= low <= high or not 1 <= multiple <= high:
+            self._say(where, "1 <= low <= high and 1 <= multiple <= high", (low, high, multiple))
+        axes = self.mapping(obj, "axes", where)
+        self.only(axes, _SIZE_ROLES, f"{where}/axes")
+        found: dict[str, dict[str, tuple[int, ...]]] = {}
+        for role in _SIZE_ROLES:
+            of_role = self.mapping(axes, role, f"{where}/axes")
+            for path, own in of_role.items():
+                if type(own) is not list or not own or any(type(n) is not int or not 0 <= n < MAX_RANK for n in own):
+                    self._say(f"{where}/axes/{role}/{path}", "a list of axes", own)
+                else:
+                    found.setdefault(role, {})[path] = tuple(own)
+        return Sizes(symbol, low, high, multiple, tuple(compiled), found)
 
     def leaves(self, obj: dict[str, Any], key: str, where: str) -> tuple[LeafSpec, ...]:
         values = self.sequence(obj, key, where)
@@ -308,6 +341,8 @@ class _Reader:
             return Function(name, (), ())
         obj = self.mapping(functions, name, "/functions")
         arguments, results = CONVENTION[name]
+        if self.sized and name in _SIZED:
+            arguments = (*arguments, "size")
         return Function(
             name, self.groups(obj, "arguments", where, arguments), self.groups(obj, "results", where, results)
         )
@@ -380,6 +415,7 @@ def _contradictions(manifest: Manifest) -> list[str]:
         if target.module not in manifest.members:
             problems.append(f"/targets: the module {target.module!r} of {target.text!r} is no member")
     held = {role: getattr(manifest.template, role) for role in ("state", "batch", "inputs")}
+    problems += _size_contradictions(manifest)
     for function in manifest.functions.values():
         arguments = {group.role: group.leaves for group in function.arguments}
         results = {group.role: group.leaves for group in function.results}
@@ -391,6 +427,40 @@ def _contradictions(manifest: Manifest) -> list[str]:
         if both in arguments and _types(arguments[both]) != _types(results[both]):
             problems.append(f"/functions/{function.name}: the accumulators of arguments and results differ")
     return sorted(problems)
+
+
+def _size_contradictions(manifest: Manifest) -> list[str]:
+    """Axes that are said to have the batch's size and do not."""
+    sizes = manifest.sizes
+    if sizes is None:
+        return []
+    problems = [
+        f"/functions/{function.name}/arguments: expected one int32 scalar as size"
+        for function in manifest.functions.values()
+        for group in function.arguments
+        if group.role == "size" and _types(group.leaves) != _types((SIZE,))
+    ]
+    results = {
+        (function.name, group.role): group.leaves
+        for function in manifest.functions.values()
+        for group in function.results
+    }
+    held = {
+        "batch": manifest.template.batch,
+        "inputs": manifest.template.inputs,
+        "metrics": results.get(("step", "metrics"), ()),
+        "evaluation": results.get(("evaluate", "metrics"), ()),
+        "outputs": results.get(("predict", "outputs"), ()),
+    }
+    for role, axes in sizes.axes.items():
+        shapes = {leaf.path: leaf.shape for leaf in held[role]}
+        problems += [
+            f"/sizes/axes/{role}: {path!r} has no axis {axis} of {sizes.high}"
+            for path, own in axes.items()
+            for axis in own
+            if shapes.get(path, ())[axis : axis + 1] != (sizes.high,)
+        ]
+    return problems
 
 
 def _types(leaves: tuple[LeafSpec, ...]) -> list[tuple[str, str, tuple[int, ...]]]:

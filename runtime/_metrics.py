@@ -16,18 +16,20 @@ from fixstep.targets.errors import CheckpointError
 class Metric:
     """A metric of one step, still on the device; reading it waits for the device."""
 
-    __slots__ = ("_device", "_spec", "_value", "_view")
+    __slots__ = ("_device", "_real", "_spec", "_value", "_view")
 
-    def __init__(self, device: Device, view: View, spec: LeafSpec) -> None:
+    def __init__(self, device: Device, view: View, spec: LeafSpec, real: tuple[slice, ...] = ()) -> None:
+        """Hold a result of a call; `real` leaves out the padding of a batch that was filled up."""
         self._device = device
         self._view = view
         self._spec = spec
+        self._real = real
         self._value: Array | None = None
 
     def numpy(self) -> Array:
         """The value as an array of the metric's dtype and shape."""
         if self._value is None:
-            self._value = self._device.download(self._view, self._spec)
+            self._value = self._device.download(self._view, self._spec)[self._real]
             self._view = None
         return self._value
 

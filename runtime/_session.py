@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from fixstep.runtime._artifact import Artifact
 from fixstep.runtime._device import Device, Module, View
 from fixstep.runtime._metrics import Averages, Metric, Metrics
 from fixstep.runtime._signature import Array, LeafSpec, check
+from fixstep.runtime._sizes import SIZE
 from fixstep.targets.errors import CheckpointError, DeviceError, TargetError, TemplateError
 
 Averaged = Literal["step", "evaluate"]
@@ -38,6 +39,14 @@ class Choice:
     passed_over: tuple[str, ...]
 
 
+class _Taken(NamedTuple):
+    """A batch on the device: its buffers, and where it may have any size, that and the one it is padded to."""
+
+    views: list[View]
+    size: int | None
+    padded: int | None
+
+
 class Session:
     """One artifact on one device. Made by `load`; not for use by several threads at once."""
 
@@ -54,7 +63,8 @@ class Session:
         self._current: list[View] = []
         self._other: list[View] = [device.empty(spec) for spec in self._state_specs]
         self._can_roll_back = False
-        self._batch_views: list[View] | None = None
+        self._sizes = artifact.sizes
+        self._batch_views: dict[int | None, list[View]] = {}
         self._packs: dict[tuple[Any, ...], tuple[Any, tuple[list[View], ...]]] = {}
 
     @property
@@ -81,15 +91,15 @@ class Session:
             TemplateError: if the batch does not fit the template; the device saw nothing of it.
             DeviceError: if the device failed; the state is as it was.
         """
-        views = self._batch(check(batch, self._batch_specs, "batch"))
+        taken = self._batch(batch)
         averages = self._averages["step"]
         storage = (self._other, averages.other)
-        results = self._call("step", self._current, averages.current, views, *storage)
+        results = self._call("step", taken, self._current, averages.current, taken.views, *storage)
         self._current, self._other = self._other, self._current
         averages.swap()
         self.steps += 1
         self._can_roll_back = True
-        return self._metrics("step", results)
+        return self._metrics("step", taken, results)
 
     def rollback(self) -> None:
         """Take the last step back: the state, the averages and the count are those before it.
@@ -112,11 +122,11 @@ class Session:
             DeviceError: if the device failed.
         """
         self._require("evaluate")
-        views = self._batch(check(batch, self._batch_specs, "batch"))
+        taken = self._batch(batch)
         averages = self._averages["evaluate"]
-        results = self._call("evaluate", self._current, averages.current, views, averages.other)
+        results = self._call("evaluate", taken, self._current, averages.current, taken.views, averages.other)
         averages.swap()
-        return self._metrics("evaluate", results)
+        return self._metrics("evaluate", taken, results)
 
     def predict(self, inputs: Any) -> dict[str, Array]:
         """The outputs of the program's `predict`, by leaf path; a single array is `output`.
@@ -127,9 +137,16 @@ class Session:
         """
         specs = self.signature("predict")
         outputs = self.artifact.signature("predict", "outputs")
-        views = self._upload(check(inputs, specs, "inputs"), specs)
-        results = self._module.invoke("predict", self._module.pack(self._current, views), wanted=len(outputs))
-        return {s.path or "output": self._device.download(v, s) for s, v in zip(outputs, results, strict=True)}
+        arrays, size, padded = self._fitted(inputs, "inputs", specs)
+        views = self._upload(arrays, self._specs("inputs", specs, padded))
+        if size is not None:
+            views.append(self._device.upload(np.asarray(size, np.int32), SIZE))
+        name = self._compiled("predict", padded)
+        results = self._module.invoke(name, self._module.pack(self._current, views), wanted=len(outputs))
+        return {
+            s.path or "output": self._device.download(v, s)[self._real("outputs", s.path, size)]
+            for s, v in zip(self._specs("outputs", outputs, padded), results, strict=True)
+        }
 
     def averages(self, function: Averaged = "step") -> dict[str, float]:
         """The mean of each scalar metric over the calls since the last reset; empty if there were none.
@@ -247,29 +264,60 @@ class Session:
     def _upload(self, arrays: list[Array], specs: tuple[LeafSpec, ...]) -> list[View]:
         return [self._device.upload(array, spec) for array, spec in zip(arrays, specs, strict=True)]
 
-    def _batch(self, arrays: list[Array]) -> list[View]:
-        """The batch on the device, in the buffers of the last one where the device allows it."""
-        if self._device.writes_in_place and self._batch_views is not None:
-            for view, array, spec in zip(self._batch_views, arrays, self._batch_specs, strict=True):
+    def _batch(self, batch: Any) -> _Taken:
+        """The batch on the device, in the buffers of the last one of its size where the device allows it."""
+        arrays, size, padded = self._fitted(batch, "batch", self._batch_specs)
+        specs = self._specs("batch", self._batch_specs, padded)
+        if size is not None:
+            arrays, specs = [*arrays, np.asarray(size, np.int32)], (*specs, SIZE)
+        views = self._batch_views.get(padded)
+        if self._device.writes_in_place and views is not None:
+            for view, array, spec in zip(views, arrays, specs, strict=True):
                 self._device.write(view, array, spec)
         else:
-            self._batch_views = self._upload(arrays, self._batch_specs)
-        return self._batch_views
+            views = self._batch_views[padded] = self._upload(arrays, specs)
+        return _Taken(views, size, padded)
 
-    def _call(self, function: Averaged, *groups: list[View]) -> list[View]:
+    def _fitted(self, tree: Any, role: str, specs: tuple[LeafSpec, ...]) -> tuple[list[Array], int | None, int | None]:
+        """The checked leaves of a batch or inputs; where any size goes, that and the one that they are padded to."""
+        if self._sizes is None:
+            return check(tree, specs, role), None, None
+        arrays, size = self._sizes.fit(tree, role, specs)
+        padded = self._sizes.padded(size)
+        return self._sizes.pad(arrays, role, specs, padded), size, padded
+
+    def _specs(self, role: str, specs: tuple[LeafSpec, ...], padded: int | None) -> tuple[LeafSpec, ...]:
+        return specs if self._sizes is None or padded is None else self._sizes.specs(role, specs, padded)
+
+    def _compiled(self, function: str, padded: int | None) -> str:
+        """The name of the compiled function for a padded size."""
+        return function if self._sizes is None or padded is None else self._sizes.function(function, padded)
+
+    def _real(self, role: str, path: str, size: int | None) -> tuple[slice, ...]:
+        """The part of a result that is no padding."""
+        return () if self._sizes is None or size is None else self._sizes.real(role, path, size)
+
+    def _call(self, function: Averaged, taken: _Taken, *groups: list[View]) -> list[View]:
         """Call a function; its arguments are packed once for each set of buffers, where the device allows it."""
         wanted = len(self._metric_specs[function])
+        name = self._compiled(function, taken.padded)
         if not self._device.writes_in_place:
-            return self._module.invoke(function, self._module.pack(*groups), wanted=wanted)
-        key = (function, *map(id, groups))
+            return self._module.invoke(name, self._module.pack(*groups), wanted=wanted)
+        key = (name, *map(id, groups))
         if key not in self._packs:
             # Beside the pack the groups themselves, so that no other list gets their identity.
             self._packs[key] = (self._module.pack(*groups), groups)
-        return self._module.invoke(function, self._packs[key][0], wanted=wanted)
+        return self._module.invoke(name, self._packs[key][0], wanted=wanted)
 
-    def _metrics(self, function: Averaged, results: list[View]) -> Metrics:
-        specs = self._metric_specs[function]
-        return Metrics({s.path: Metric(self._device, view, s) for s, view in zip(specs, results, strict=True)})
+    def _metrics(self, function: Averaged, taken: _Taken, results: list[View]) -> Metrics:
+        role = "metrics" if function == "step" else "evaluation"
+        specs = self._specs(role, self._metric_specs[function], taken.padded)
+        return Metrics(
+            {
+                s.path: Metric(self._device, view, s, self._real(role, s.path, taken.size))
+                for s, view in zip(specs, results, strict=True)
+            }
+        )
 
     def _begin(self, seed: int, state: Any | None) -> None:
         """Make the first state: the given one, the artifact's own, or what `init` makes of the seed."""

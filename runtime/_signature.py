@@ -149,13 +149,14 @@ def _convert(value: Any) -> Array:
     raise TypeError("neither __array__ nor __dlpack__")
 
 
-def check(tree: Any, specs: tuple[LeafSpec, ...], what: str) -> list[Array]:
+def check(tree: Any, specs: tuple[LeafSpec, ...], what: str, *, advice: str | None = None) -> list[Array]:
     """The leaves of `tree` in the order of `specs`, each with exactly the dtype and shape that its spec says.
 
     Args:
         tree: nested containers of arrays, or a mapping from leaf path to array.
         specs: what is expected.
         what: the word for the tree in messages: `batch`, `state`, `inputs`.
+        advice: the last line of a message about shapes, in place of the usual one.
 
     Raises:
         TemplateError: listing every leaf that differs, then the missing and the unexpected paths, then one hint.
@@ -189,7 +190,7 @@ def check(tree: Any, specs: tuple[LeafSpec, ...], what: str) -> list[Array]:
     expected = {spec.path for spec in specs}
     unexpected = sorted(path for path in leaves if path not in expected)
     if wrong or missing or unexpected:
-        raise TemplateError(_report(what, wrong, missing, unexpected, leaves))
+        raise TemplateError(_report(what, wrong, missing, unexpected, leaves, advice))
     return arrays
 
 
@@ -210,6 +211,7 @@ def _report(
     missing: list[LeafSpec],
     unexpected: list[str],
     leaves: Mapping[str, Any],
+    advice: str | None,
 ) -> str:
     import difflib  # here, because the start of a process is what its user waits for
 
@@ -224,11 +226,13 @@ def _report(
         array = as_array(leaves[path])
         got = array if isinstance(array, str) else describe(array.dtype.name, array.shape)
         lines.append(f"  {shown_path(path, what)}: unexpected, got {got}")
-    lines.append(_advice(what, wrong))
+    lines.append(_advice(what, wrong, advice))
     return "\n".join(lines)
 
 
-def _advice(what: str, wrong: list[tuple[LeafSpec, str]]) -> str:
+def _advice(what: str, wrong: list[tuple[LeafSpec, str]], about_shapes: str | None) -> str:
+    if about_shapes and any(got.startswith(f"{spec.dtype}[") for spec, got in wrong):
+        return about_shapes
     for spec, got in wrong:
         got_dtype, _, rest = got.partition("[")
         got_shape = rest.rstrip("]").split(",")

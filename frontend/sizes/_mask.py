@@ -1,0 +1,180 @@
+"""A traced function of a batch of any size, evaluated on a batch that is padded to a fixed one.
+
+The jaxpr has the symbol in its shapes. It is evaluated with arrays of the padded size, each of which holds what JAX
+computes at the real size in its first part along every symbolic axis, and anything behind it. Elementwise operations
+keep that by themselves; those that mix elements along a symbolic axis get a mask first, and the size itself becomes an
+argument of the compiled function. An operation without a rule is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import core, source_info_util
+
+from fixstep.frontend._lines import Line, line_of_equation
+from fixstep.frontend.sizes._range import SizeRange, concrete
+
+Rule = Callable[..., Any]
+RULES: dict[str, Rule] = {}
+"""By name of a primitive: `rule(masker, equation, *operands) -> result`, or the results of one that has several."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the rule of some primitives."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+class Unmaskable(Exception):
+    """An operation has no meaning on a padded batch; the text says why.
+
+    Attributes:
+        operation: its name, known where the equation is.
+        line: the user's line.
+    """
+
+    operation: str | None = None
+    line: Line | None = None
+
+    def message(self) -> str:
+        """What to tell the user."""
+        return (
+            f"{self.operation} cannot be compiled for a batch of any size"
+            + (f", at {self.line}" if self.line else "")
+            + f":\n  {self}. Give the batch a size in numbers, or write the line so that it does not depend on "
+            "the order or the number of the examples"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Masker:
+    """Evaluates jaxprs on a padded batch.
+
+    Attributes:
+        range: the sizes that the symbol may have.
+        padded: the size that batches are padded to.
+        size: the real one, a traced int32 scalar.
+    """
+
+    range: SizeRange
+    padded: int
+    size: Any
+
+    def evaluate(self, jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        """The outputs of a jaxpr for padded inputs.
+
+        Raises:
+            Unmaskable: for the first operation that has no meaning on a padded batch.
+        """
+        values: dict[core.Var, Any] = {}
+
+        def read(atom: core.Atom) -> Any:
+            return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+        values.update(zip(jaxpr.constvars, consts, strict=True))
+        values.update(zip(jaxpr.invars, args, strict=True))
+        for eqn in jaxpr.eqns:
+            name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+            context = source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack)
+            with context, eqn.ctx.manager:
+                outputs = self._equation(eqn, [read(atom) for atom in eqn.invars])
+            values.update(zip(eqn.outvars, outputs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, eqn: core.JaxprEqn, inputs: list[Any]) -> list[Any]:
+        if not mentions_symbol(eqn):
+            return self.bind(eqn, inputs)
+        found = RULES.get(eqn.primitive.name)
+        try:
+            if found is None:
+                raise Unmaskable("it has no rule for a batch that is padded")
+            result = found(self, eqn, *inputs)
+        except Unmaskable as exc:
+            exc.operation = exc.operation or eqn.primitive.name
+            exc.line = exc.line or line_of_equation(eqn)  # inside of JAX's own functions there is none
+            raise
+        return list(result) if eqn.primitive.multiple_results else [result]
+
+    def bind(self, eqn: core.JaxprEqn, inputs: Sequence[Any], **changed: Any) -> list[Any]:
+        """The results of an equation's primitive at the padded size, as a list; `changed` replaces parameters."""
+        params = {name: concrete(value, self.sizes) for name, value in eqn.params.items()} | changed
+        outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(params))
+        return list(outputs) if eqn.primitive.multiple_results else [outputs]
+
+    def one(self, eqn: core.JaxprEqn, inputs: Sequence[Any], **changed: Any) -> Any:
+        """The result of a primitive that has one."""
+        return self.bind(eqn, inputs, **changed)[0]
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The symbol's padded value."""
+        return {self.range.symbol: self.padded}
+
+    def concrete(self, value: Any) -> Any:
+        """A dimension or shape at the padded size."""
+        return concrete(value, self.sizes)
+
+    def extent(self, dimension: Any, dtype: Any = np.int32) -> Any:
+        """The real value of a dimension: a number, or a traced scalar looked up by the real size."""
+        if isinstance(dimension, int):
+            return dimension
+        if str(dimension) == self.range.symbol:
+            return jax.lax.convert_element_type(self.size, dtype)
+        values = [concrete(dimension, {self.range.symbol: n}) for n in range(self.range.low, self.range.high + 1)]
+        table = jnp.asarray(np.asarray(values, dtype))
+        return jax.lax.dynamic_index_in_dim(table, self.size - self.range.low, keepdims=False)
+
+    def valid(self, aval: Any, axes: Sequence[int]) -> Any | None:
+        """Where an array holds what it holds at the real size, along some axes; None where that is everywhere."""
+        found = None
+        shape = self.concrete(tuple(aval.shape))
+        for axis in axes:
+            if isinstance(aval.shape[axis], int):
+                continue
+            inside = jax.lax.broadcasted_iota(np.int32, shape, axis) < self.extent(aval.shape[axis])
+            found = inside if found is None else found & inside
+        return found
+
+    def mask(self, value: Any, aval: Any, axes: Sequence[int], fill: Any) -> Any:
+        """The array with `fill` behind its real part along some axes."""
+        valid = self.valid(aval, axes)
+        if valid is None:
+            return value
+        return jax.lax.select(valid, value, jnp.full(np.shape(value), fill, aval.dtype))
+
+
+def is_symbolic(dimension: Any) -> bool:
+    """Whether a dimension depends on the size."""
+    return not isinstance(dimension, int)
+
+
+def symbolic_axes(aval: Any) -> tuple[int, ...]:
+    """The axes whose length depends on the size."""
+    return tuple(axis for axis, n in enumerate(getattr(aval, "shape", ())) if is_symbolic(n))
+
+
+def mentions_symbol(eqn: core.JaxprEqn) -> bool:
+    """Whether the size occurs in an equation: in a shape, a parameter, or in a jaxpr inside it."""
+    if any(symbolic_axes(atom.aval) for atom in (*eqn.invars, *eqn.outvars)):
+        return True
+    return any(_mentions(value) for value in eqn.params.values())
+
+
+def _mentions(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_mentions, value))
+    if isinstance(value, core.ClosedJaxpr):
+        return _mentions(value.jaxpr)
+    if isinstance(value, core.Jaxpr):
+        return any(mentions_symbol(eqn) for eqn in value.eqns)
+    return hasattr(value, "_evaluate") and hasattr(value, "_get_vars")
