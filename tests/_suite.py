@@ -52,13 +52,9 @@ NEVER: dict[str, dict[str, str]] = {
 }
 
 # What fails today and should not, by target: an entry that passes has to be taken out.
-_LONG_SUM = "a sum over 10^6 elements is taken in too few parts, and is less accurate than JAX's"
 TODAY: dict[str, dict[str, str]] = {
-    "cpu": {"sum_over_a_million": _LONG_SUM},
-    "vulkan": {
-        "solve": "the compiler crashes on the code that the rewrite of LU makes",
-        "sum_over_a_million": "lavapipe ends loops after 65,535 rounds; refused when it is loaded there",
-    },
+    "cpu": {},
+    "vulkan": {},
     "cuda": {},
 }
 

@@ -1,5 +1,6 @@
-"""Sums over several axes of a product with a row."""
+"""Sums over several axes of a product with a row, and reductions over long axes."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,3 +23,27 @@ def test_sum_as_it_is_fails():
     """Fails when IREE is mended: then the rewrite can go."""
     with pytest.raises(RuntimeError, match=r"'vector\.contract' op invalid accumulator"):
         run(lambda a, w: jnp.sum(a * w), *arrays(), rewritten=False)
+
+
+LONG = {
+    "sum": jnp.sum,
+    "mean": jnp.mean,
+    "norm": jnp.linalg.norm,
+    "product": lambda x: jnp.prod(1 + x * 1e-4),
+    "largest": jnp.max,
+    "smallest": jnp.min,
+    "columns": lambda x: x[:80_000].reshape(-1, 2).sum(0),
+    "any": lambda x: jnp.any(x > 4.5),
+}
+
+
+@pytest.mark.parametrize("length", [1_000_000, 1_000_003])  # with a divisor near the square root, and a prime
+@pytest.mark.parametrize("kind", LONG)
+def test_a_long_axis_is_as_accurate_as_in_jax(kind, length):
+    x = np.random.default_rng(1).standard_normal(length).astype(np.float32) + np.float32(0.5)
+    with jax.enable_x64(True):
+        exact = np.asarray(LONG[kind](x.astype(np.float64)))
+    theirs = np.abs(np.asarray(jax.jit(LONG[kind])(x), np.float64) - exact).max()
+    (ours,) = run(LONG[kind], x).outputs
+    allowed = 4 * theirs + 8 * float(np.finfo(np.float32).eps) * np.abs(exact).max()
+    assert np.abs(np.asarray(ours, np.float64) - exact).max() <= allowed
