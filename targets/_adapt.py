@@ -20,6 +20,9 @@ _SELECT = re.compile(
 _BROADCAST = re.compile(
     rf"^(\s*)(%\w+) = stablehlo\.broadcast_in_dim ({_NAME}), (.*) : \(tensor<([^>]+)>\) -> tensor<([^>]+)>(.*)$"
 )
+_TRANSPOSE = re.compile(
+    rf"^(\s*)(%\w+) = stablehlo\.transpose ({_NAME}), (.*) : \((tensor<[^>]+>)\) -> tensor<[^>]+>.*$"
+)
 _FROM_INTEGER = re.compile(
     rf"^(\s*)(%\w+) = stablehlo\.convert ({_NAME}) : \(tensor<((?:\d+x)*u?i\d+)>\) -> tensor<((?:\d+x)*)bf16>(.*)$"
 )
@@ -151,17 +154,28 @@ def _split(line: str) -> str:
     return indent + " ".join(parts)
 
 
-def separate_broadcasts(module: str) -> str:
-    """Nothing that makes an array is fused with the code that repeats its elements.
+def separate_movements(module: str) -> str:
+    """Nothing that makes an array is fused with the code that repeats its elements or transposes it.
 
     IREE's SPIR-V for a sum along columns and a use of it in every row holds the sums in memory that a workgroup shares,
     and has no barrier between the threads that write and those that read: `x - x.mean(0)` was right in the columns of
-    one subgroup and wrong in the others. Scalars and constants are computed by each thread.
+    one subgroup and wrong in the others. So was the sum of a product and another one transposed. Scalars and constants
+    are computed by each thread.
     """
-    return "\n".join(_cut(line) for line in module.split("\n"))
+    return "\n".join(_cut_transpose(_cut_broadcast(line)) for line in module.split("\n"))
 
 
-def _cut(line: str) -> str:
+def _cut_transpose(line: str) -> str:
+    found = _TRANSPOSE.match(line)
+    if found is None or found.group(3).startswith("%arg"):
+        return line
+    indent, name, operand, _, type_ = found.groups()
+    own = f"%adapted_{name[1:]}"
+    rest = line[len(indent) :].replace(f"transpose {operand},", f"transpose {own},", 1)
+    return f"{indent}{own} = stablehlo.optimization_barrier {operand} : {type_} {rest}"
+
+
+def _cut_broadcast(line: str) -> str:
     found = _BROADCAST.match(line)
     if found is None:
         return line

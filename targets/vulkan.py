@@ -22,7 +22,7 @@ from fixstep.targets._adapt import (
     one_queue,
     round_integers_first,
     select_for_booleans,
-    separate_broadcasts,
+    separate_movements,
     separate_narrow_products,
     split_complex_selects,
 )
@@ -105,7 +105,7 @@ class Vulkan:
         device (a timeline semaphore is signalled with a lower value than before).
         """
         adapted = round_integers_first(select_for_booleans(module))
-        adapted = separate_broadcasts(split_complex_selects(separate_narrow_products(adapted)))
+        adapted = separate_movements(split_complex_selects(separate_narrow_products(adapted)))
         device = '#hal.device.alias<"vulkan"> : !hal.device' if self.option else _DEFAULT_DEVICE
         return one_queue(adapted, device)
 

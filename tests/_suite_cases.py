@@ -384,6 +384,17 @@ def segments() -> Built:
 
 
 @case("order")
+def ranks_alone() -> Built:
+    """A sort whose keys nothing reads."""
+
+    def step(state: Any, batch: Any) -> Any:
+        ranks = jnp.argsort(batch["x"][:, 0])
+        return {"w": state["w"] + ranks}, {"first": ranks[0]}
+
+    return {"w": jnp.zeros(8, jnp.int32)}, step, rows()
+
+
+@case("order")
 def sorting() -> Built:
     def step(state: Any, batch: Any) -> Any:
         x = batch["x"] + state["w"]
@@ -607,6 +618,16 @@ def cholesky() -> Built:
         return jnp.log(jnp.diagonal(jnp.linalg.cholesky(a))).sum() + batch["x"].mean()
 
     return descent(lambda key: {"a": dense(key, 4, 4)}, loss)
+
+
+@case("linear algebra")
+def a_third_power() -> Built:
+    """Its gradient adds products and products transposed."""
+
+    def loss(p: Any, batch: Any) -> Any:
+        return (jnp.linalg.matrix_power(batch["x"] @ p["w"], 3) * 0.1).mean()
+
+    return descent(lambda key: {"w": dense(key, 6, 8)}, loss)
 
 
 @case("linear algebra")

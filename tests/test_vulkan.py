@@ -20,6 +20,7 @@ from fixstep.targets import parse, vulkan
 from fixstep.targets._adapt import (
     round_integers_first,
     select_for_booleans,
+    separate_movements,
     separate_narrow_products,
     split_complex_selects,
 )
@@ -233,6 +234,16 @@ def test_a_boolean_selects():
     assert select_for_booleans(other) == other
 
 
+def test_a_transposed_value_stands_alone():
+    line = "  %3 = stablehlo.transpose %2, dims = [1, 0] : (tensor<4x8xf32>) -> tensor<8x4xf32>"
+    assert separate_movements(line) == (
+        "  %adapted_3 = stablehlo.optimization_barrier %2 : tensor<4x8xf32> "
+        "%3 = stablehlo.transpose %adapted_3, dims = [1, 0] : (tensor<4x8xf32>) -> tensor<8x4xf32>"
+    )
+    argument = line.replace("%2", "%arg2")
+    assert separate_movements(argument) == argument
+
+
 def test_code_keeps_its_arithmetic():
     code = "\n".join(
         [
@@ -286,19 +297,30 @@ def test_a_driver_does_not_rearrange_arithmetic(dtype, guarded, tmp_path, monkey
     assert right == guarded
 
 
+def repeated(x):
+    return x - x.sum(0)
+
+
+def transposed(x):
+    a, c = x[:, :8], jnp.full((8, 8), 1 / 64, x.dtype)
+    return (c.T @ (a @ a)).T + ((c @ a.T).T @ a).T + (c @ a.T) @ a.T
+
+
 @needs_device
 @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "bare"])
-def test_a_sum_along_columns_is_seen_by_all_threads(guarded, tmp_path, monkeypatch):
+@pytest.mark.parametrize("moved", [repeated, transposed])
+def test_what_threads_share_is_seen_by_all(moved, guarded, tmp_path, monkeypatch):
     """`bare` fails when IREE is mended: then the guard can go."""
     if not guarded:
-        monkeypatch.setattr(vulkan, "separate_broadcasts", lambda module: module)
+        monkeypatch.setattr(vulkan, "separate_movements", lambda module: module)
     x = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+    expected = moved(jnp.asarray(x))
     program = Program(
-        init={"x": np.zeros((8, 16), np.float32)},
-        step=lambda state, batch: ({"x": batch["x"] - batch["x"].sum(0)}, {}),
+        init={"x": np.zeros(expected.shape, np.float32)},
+        step=lambda state, batch: ({"x": moved(batch["x"])}, {}),
         batch={"x": x},
     )
     compile(program, tmp_path / "a.fixstep", targets=["vulkan"], verify=False)
     session = load(tmp_path / "a.fixstep")
     session.step({"x": x})
-    assert np.allclose(session.state()["x"], x - x.sum(0), atol=1e-5) == guarded
+    assert np.allclose(session.state()["x"], expected, atol=1e-5) == guarded

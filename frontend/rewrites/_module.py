@@ -13,6 +13,7 @@ from fixstep.frontend.rewrites._gather import clamp_gathers
 from fixstep.frontend.rewrites._inline import inline_calls
 from fixstep.frontend.rewrites._replace import replace_operations
 from fixstep.frontend.rewrites._stable import keep_order_of_equals
+from fixstep.frontend.rewrites._unused import use_sorted_keys
 
 
 def rewrite_module(module: Any) -> None:
@@ -30,5 +31,6 @@ def rewrite_module(module: Any) -> None:
         hide_constants(module)
         keep_order_of_equals(module)
         guard_copies(module)
+        use_sorted_keys(module)
         separate_carries(module)
         module.operation.verify()
