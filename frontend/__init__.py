@@ -4,13 +4,15 @@ from fixstep.frontend._bench import Timing, bench_artifact
 from fixstep.frontend._compile import Compiled, compile
 from fixstep.frontend._fixpoint import Change, Template, infer_template
 from fixstep.frontend._program import Program, import_program
-from fixstep.frontend._trainer import trainer
 from fixstep.frontend._verify import LeafResult, Verification, verify_artifact
+from fixstep.frontend.training import DynamicScale, Precision, metrics, trainer
 
 __all__ = [
     "Change",
     "Compiled",
+    "DynamicScale",
     "LeafResult",
+    "Precision",
     "Program",
     "Template",
     "Timing",
@@ -19,6 +21,7 @@ __all__ = [
     "compile",
     "import_program",
     "infer_template",
+    "metrics",
     "trainer",
     "verify_artifact",
 ]

@@ -11,7 +11,7 @@ from jax.extend import core
 
 from fixstep.frontend._lines import describe_error
 from fixstep.frontend._seed import Flat, Layout, flatten, is_python_number, key_data, to_leaf, weak_dtype
-from fixstep.frontend._sums import take_sums
+from fixstep.frontend._sums import Sums, take_sums
 from fixstep.frontend._x64 import x64_context
 from fixstep.runtime._signature import LeafSpec
 from fixstep.targets.errors import FixstepError, ProgramError
@@ -141,7 +141,8 @@ def metrics_splitter(taken: Layout) -> Split:
 
 def _metrics(metrics: Any) -> tuple[Flat, Flat]:
     """The metrics, and the sums behind them; a bare array or number is the loss."""
-    values, sums = take_sums({"loss": metrics} if jax.tree_util.all_leaves([metrics]) else metrics)
+    bare = isinstance(metrics, Sums) or jax.tree_util.all_leaves([metrics])
+    values, sums = take_sums({"loss": metrics} if bare else metrics)
     return flatten(values, "metrics"), flatten(sums, "sums of the metrics")
 
 

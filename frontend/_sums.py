@@ -21,18 +21,25 @@ from fixstep.runtime._signature import LeafSpec
 COUNT = LeafSpec("count", "int32", ())
 
 
-class _Sums:
-    """What the metrics of this file have in common: they are leaves of a tree of metrics."""
+class Sums:
+    """A metric that is read from sums. Where metrics are told apart it is one; to JAX it is a pytree."""
 
-    value: Any
+    @property
+    def value(self) -> Any:
+        """The metric of one call."""
+        raise NotImplementedError
 
     def parts(self) -> dict[str, Any]:
         """What is added up, by the word that its accumulator begins with."""
         raise NotImplementedError
 
+    def __float__(self) -> float:
+        return float(self.value)
 
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Ratio(_Sums):
+class Ratio(Sums):
     """A metric `total / weight`, both added up over the calls: a mean, a precision.
 
     Attributes:
@@ -46,21 +53,18 @@ class Ratio(_Sums):
     @property
     def value(self) -> Any:
         """The metric of one call."""
-        weight = jnp.asarray(self.weight)
-        total = jnp.asarray(self.total)
-        wide = jnp.promote_types(jnp.promote_types(total.dtype, weight.dtype), jnp.float32)
+        total, weight = jnp.asarray(self.total), jnp.asarray(self.weight)
+        wide = jnp.float64 if jnp.float64 in (total.dtype, weight.dtype) else jnp.float32
         return total.astype(wide) / weight.astype(wide)
 
     def parts(self) -> dict[str, Any]:
-        """As `_Sums.parts`."""
+        """As `Sums.parts`."""
         return {"sum": self.total, "weight": self.weight}
 
-    def __float__(self) -> float:
-        return float(self.value)
 
-
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class ExpRatio(_Sums):
+class ExpRatio(Sums):
     """A metric `exp(total / weight)`, both added up over the calls: a perplexity, a geometric mean.
 
     Attributes:
@@ -77,15 +81,13 @@ class ExpRatio(_Sums):
         return jnp.exp(Ratio(self.total, self.weight).value)
 
     def parts(self) -> dict[str, Any]:
-        """As `_Sums.parts`."""
+        """As `Sums.parts`."""
         return {"logsum": self.total, "weight": self.weight}
 
-    def __float__(self) -> float:
-        return float(self.value)
 
-
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Total(_Sums):
+class Total(Sums):
     """A metric that is added up over the calls: a count, a confusion matrix.
 
     Attributes:
@@ -100,25 +102,19 @@ class Total(_Sums):
         return jnp.asarray(self.total)
 
     def parts(self) -> dict[str, Any]:
-        """As `_Sums.parts`."""
+        """As `Sums.parts`."""
         return {"total": self.total}
-
-    def __float__(self) -> float:
-        return float(self.value)
 
 
 def take_sums(metrics: Any) -> tuple[Any, dict[str, Any]]:
     """A tree of metrics with the value of each in place of its sums; and the sums, by the path of their accumulator."""
 
-    def is_sums(node: Any) -> bool:
-        return isinstance(node, _Sums)
-
-    pairs, treedef = jax.tree_util.tree_flatten_with_path(metrics, is_leaf=is_sums)
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(metrics, is_leaf=lambda node: isinstance(node, Sums))
     sums: dict[str, Any] = {}
     values = []
     for path, node in pairs:
-        values.append(node.value if is_sums(node) else node)
-        if is_sums(node):
+        values.append(node.value if isinstance(node, Sums) else node)
+        if isinstance(node, Sums):
             name = jax.tree_util.keystr(path, simple=True, separator=SEPARATOR)
             sums |= {f"{word}{SEPARATOR}{name}": part for word, part in node.parts().items()}
     return treedef.unflatten(values), sums
