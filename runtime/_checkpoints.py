@@ -82,7 +82,7 @@ class Checkpoints:
 
         Raises:
             CheckpointError: if there are checkpoints and the run does not resume, or the folder cannot be made.
-            ValueError: if there is no such metric as `best`.
+            ProgramError: if there is no such metric as `best`.
         """
         if self._best is not None:
             self._best.check(state)

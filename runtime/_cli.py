@@ -24,6 +24,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
+from fixstep.runtime._config import CommandParser
 from fixstep.targets.errors import FixstepError, MismatchError, NonFiniteError
 
 Run = Callable[[argparse.Namespace], int | None]
@@ -40,6 +41,7 @@ _SUMMARIES = {
     "inspect": "show what an artifact holds: template, functions, report, targets, sizes",
     "run": "train: run an artifact's step over data, with checkpoints and validation",
     "predict": "run an artifact's predict over data with the state of a checkpoint",
+    "plot": "draw the metrics of runs as PNG or SVG (needs fixstep[plot])",
     "verify": "compare an artifact with JAX, leaf by leaf (needs fixstep[compile])",
     "bench": "time an artifact against jax.jit (needs fixstep[compile])",
 }
@@ -92,7 +94,7 @@ def _dispatch(argv: list[str]) -> int:
     try:
         configure: Configure = commands[name].load()
         description = inspect.cleandoc(configure.__doc__ or _SUMMARIES.get(name, ""))
-        parser = argparse.ArgumentParser(
+        parser = CommandParser(
             prog=f"fixstep {name}",
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from fixstep.runtime._events import LoopState
+from fixstep.targets.errors import ProgramError
 
 MODES = ("min", "max")
 VALIDATION = "validation/"
@@ -40,12 +42,9 @@ class Monitor:
         """Refuse a metric that this run will never have.
 
         Raises:
-            ValueError: naming the metrics that there are.
+            ProgramError: naming the metrics that there are.
         """
-        names = metric_names(state)
-        if self.metric not in names:
-            without = "" if state.validates else " (there is no validation data)"
-            raise ValueError(f"no metric {self.metric!r} to follow; there are {', '.join(names) or 'none'}{without}")
+        check_metrics(state, [self.metric])
 
     @property
     def of_validation(self) -> bool:
@@ -83,6 +82,21 @@ def metric_names(state: LoopState) -> list[str]:
     if state.validates:
         names += [f"{VALIDATION}{name}" for name in scalar_metrics(state, "evaluate")]
     return names
+
+
+def check_metrics(state: LoopState, wanted: Iterable[str]) -> None:
+    """Refuse metrics that a run will never have.
+
+    Raises:
+        ProgramError: naming the metrics that there are.
+    """
+    names = metric_names(state)
+    absent = [name for name in wanted if name not in names]
+    if absent:
+        without = "" if state.validates else " (there is no validation data)"
+        raise ProgramError(
+            f"no metric {', '.join(map(repr, absent))} to follow; there are {', '.join(names) or 'none'}{without}"
+        )
 
 
 def scalar_metrics(state: LoopState, function: str) -> list[str]:

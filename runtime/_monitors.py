@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fixstep.runtime._events import HALT_LOOP, LoopState, Next
 from fixstep.runtime._leaves import number_leaf, read_number, write_number
-from fixstep.runtime._monitor import VALIDATION, Monitor, metric_names
+from fixstep.runtime._monitor import VALIDATION, Monitor, check_metrics, metric_names
 
 
 class EarlyStop:
@@ -166,13 +166,8 @@ class HaltOnNonFinite:
 
     def on_started(self, state: LoopState) -> None:
         """Refuses metrics that the run does not have."""
-        there = metric_names(state)
-        self._names = there if self._wanted is None else list(self._wanted)
-        absent = [name for name in self._names if name not in there]
-        if absent:
-            raise ValueError(
-                f"no metric {', '.join(map(repr, absent))} to follow; there are {', '.join(there) or 'none'}"
-            )
+        self._names = metric_names(state) if self._wanted is None else list(self._wanted)
+        check_metrics(state, self._names)
 
     def on_iteration_completed(self, state: LoopState) -> Next | None:
         """Looks at the step's metrics."""

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from fixstep.runtime._events import LoopState
 from fixstep.runtime._leaves import number_leaf, read_number
 
+_WINDOW_S = 1.0
+
 
 class StateNumber:
     """Logs one number of the state, such as the learning rate, wherever metrics are logged.
@@ -34,7 +36,7 @@ class StateNumber:
 
 
 class Throughput:
-    """Logs how fast the run is: `steps_per_second` since the last time it was read, and `seconds` since the start.
+    """Logs how fast the run is: `steps_per_second` over the last second or more, and `seconds` since the start.
 
     With `examples_per_step`, also `examples_per_second`. Times count what this process did; validation and checkpoints
     are part of them.
@@ -49,22 +51,22 @@ class Throughput:
             "seconds": self._elapsed,
         }
         if examples_per_step is not None:
-            self.values["examples_per_second"] = lambda state: self._last_rate * examples_per_step
-        self._began_s = self._read_s = time.perf_counter()
-        self._read_steps = 0
-        self._last_rate = 0.0
+            self.values["examples_per_second"] = lambda state: self._rate(state) * examples_per_step
+        self._began_s = 0.0
+        # The last two readings that are a second apart: a rate since the last one alone could be that of one step.
+        self._marks = ((0.0, 0), (0.0, 0))
 
     def on_started(self, state: LoopState) -> None:
         """Starts the clock."""
-        self._began_s = self._read_s = time.perf_counter()
-        self._read_steps = state.steps
+        self._began_s = time.perf_counter()
+        self._marks = ((self._began_s, state.steps),) * 2
 
     def _rate(self, state: LoopState) -> float:
         now = time.perf_counter()
-        if state.steps != self._read_steps:
-            self._last_rate = (state.steps - self._read_steps) / max(now - self._read_s, 1e-9)
-            self._read_s, self._read_steps = now, state.steps
-        return self._last_rate
+        if now - self._marks[1][0] >= _WINDOW_S:
+            self._marks = (self._marks[1], (now, state.steps))
+        since_s, steps = self._marks[0]
+        return (state.steps - steps) / max(now - since_s, 1e-9)
 
     def _elapsed(self, state: LoopState) -> float:
         return time.perf_counter() - self._began_s

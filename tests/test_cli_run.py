@@ -153,7 +153,10 @@ def test_run_refuses(folder, capsys, prepare, arguments, code, text):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--epochs", "0"], "argument --epochs: expected an integer of at least 1, got '0'"),
+        (["--epochs", "-1"], "argument --epochs: expected an integer from 0, got '-1'"),
+        (["--validate-every", "0"], "argument --validate-every: expected an integer of at least 1, got '0'"),
+        (["--reduce-factor", "nan"], "argument --reduce-factor: expected a number from 0, got 'nan'"),
+        (["--early-stop", "max:"], "argument --early-stop: expected the name of a metric, such as validation/loss"),
         (["--seed", "-1"], "argument --seed: expected"),
         (["--seed", "1e3"], "argument --seed: expected an integer from 0 to 2^64 - 1, got '1e3'"),
         (["--on-nonfinite", "panic"], "argument --on-nonfinite: invalid choice: 'panic'"),
@@ -387,7 +390,7 @@ def test_predict_needs_the_function(folder, wide_artifact, capsys):
 def test_help_lists_every_command_without_jax():
     code = f"import sys; sys.modules['jax'] = None; {START}"
     out = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True).stdout
-    for name in ("compile", "inspect", "run", "predict", "verify", "bench"):
+    for name in ("compile", "inspect", "run", "predict", "plot", "verify", "bench"):
         assert f"\n  {name} " in out
 
 
