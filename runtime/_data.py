@@ -62,7 +62,7 @@ class ArrayData:
         batch_size: examples a batch.
         shuffle: whether each epoch has its own random order.
         seed: of the order; not negative.
-        drop_last: whether a short last batch is left out. A compiled step has one size, so it is by default;
+        drop_last: whether a short last batch is left out. Most compiled steps have one size, so it is by default;
             `left_out` says how many examples that costs each epoch (with shuffling, others each time).
 
     Raises:
@@ -189,19 +189,22 @@ class DatasetData:
         batch_size: examples a batch.
         shuffle: whether each epoch has its own random order.
         seed: of the order; not negative.
+        drop_last: whether a short last batch is left out.
 
     Raises:
         DataError: if it is no such data set, or does not fill one batch.
     """
 
-    def __init__(self, dataset: Any, batch_size: int, *, shuffle: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self, dataset: Any, batch_size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = True
+    ) -> None:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise DataError(
                 f"the data set is a {type(dataset).__name__} without a length or without examples by number: "
                 "pass the loop an iterable of batches instead, such as dataset.iter(batch_size=...) in a function"
             )
         self.dataset = dataset
-        self.order = Order(len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=True)
+        self.order = Order(len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
     @property
     def batches_per_epoch(self) -> int:

@@ -55,7 +55,7 @@ class Order:
     @property
     def identity(self) -> dict[str, Any]:
         """What the order depends on."""
-        return {"examples": self.examples, "shuffle": self.shuffle, "seed": self.seed}
+        return dataclasses.asdict(self)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[slice | Array]:
         """What to pick for each batch of an epoch (from 1), without the first `start` ones.

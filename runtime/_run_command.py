@@ -1,11 +1,10 @@
-"""The command run: options, handlers, data, and what is printed before and after."""
+"""The command run: its handlers, its data, and what is printed before and after. `_run_options.py` has its options."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import itertools
-import math
 import signal
 import sys
 import tempfile
@@ -13,14 +12,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 from fixstep.runtime._checkpoints import Checkpoints
 from fixstep.runtime._cli import DONE, Run
 from fixstep.runtime._data import ArrayData, Source, load_npz, load_source
 from fixstep.runtime._events import On
 from fixstep.runtime._filters import every
-from fixstep.runtime._loop import ON_NONFINITE, Loop, RunResult
+from fixstep.runtime._loop import Loop, RunResult
 from fixstep.runtime._metrics_log import MetricsLog
 from fixstep.runtime._monitors import EarlyStop, HaltOnNonFinite, ReduceOnPlateau
 from fixstep.runtime._npz import as_template_dtypes
@@ -28,31 +27,17 @@ from fixstep.runtime._partial import load_leaves
 from fixstep.runtime._predict import batch_size
 from fixstep.runtime._progress import LogLines, Progress, shown
 from fixstep.runtime._readings import StateNumber, Throughput
+from fixstep.runtime._run_options import (
+    add_data_options,
+    add_handler_options,
+    add_saving_options,
+    check_needed,
+    given,
+    value_of,
+)
 from fixstep.runtime._session import Session, load
 from fixstep.runtime._signature import check
 from fixstep.targets.errors import DataError, TemplateError
-
-Mode = Literal["min", "max"]
-# Options that say more of another one, which must be given too.
-_NEEDS = {
-    "resume": "checkpoint-dir",
-    "checkpoint-every": "checkpoint-dir",
-    "checkpoint-every-s": "checkpoint-dir",
-    "best": "checkpoint-dir",
-    "keep-best": "best",
-    "validate-every": "validate",
-    "validate-epochs": "validate",
-    "early-stop-patience": "early-stop",
-    "early-stop-min-delta": "early-stop",
-    "reduce": "reduce-on",
-    "reduce-on": "reduce",
-    "reduce-factor": "reduce",
-    "reduce-patience": "reduce",
-    "reduce-min-delta": "reduce",
-    "reduce-cooldown": "reduce",
-    "reduce-minimum": "reduce",
-    "in-part": "start-from",
-}
 
 
 def run_command(parser: argparse.ArgumentParser) -> Run:
@@ -69,74 +54,17 @@ def run_command(parser: argparse.ArgumentParser) -> Run:
     The same command with --resume goes on where the run stopped, and ends bit for bit as if it had not.
     """
     parser.add_argument("artifact", type=Path, help="a .fixstep file")
-    _add_data_options(parser)
-    _add_saving_options(parser)
-    _add_handler_options(parser)
+    add_data_options(parser)
+    add_saving_options(parser)
+    add_handler_options(parser)
     parser.add_argument("--config", metavar="FILE", help="a TOML file of options by their long names, as in epochs = 9")
     parser.add_argument("--dry-run", action="store_true", help="do one step of everything, and keep nothing of it")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
     return _run
 
 
-def _add_data_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("data and length").add_argument
-    add("--data", required=True, metavar="SOURCE", help="training data: a .npz file or module:function")
-    add("--validate", metavar="SOURCE", help="data to evaluate after each epoch")
-    add("--validate-every", type=_positive, metavar="N", help="also after every N steps")
-    add("--validate-epochs", type=_positive, metavar="N", help="after every Nth epoch alone")
-    add("--epochs", type=_count, default=3, metavar="N", help="epochs of the whole run (default 3)")
-    add("--iterations", type=_count, metavar="N", help="at most N batches of each epoch")
-    add("--max-steps", type=_count, metavar="N", help="stop when so many steps were taken in all")
-    add("--prefetch", type=_count, default=0, metavar="N", help="prepare N batches ahead in a thread (default 0)")
-    add("--seed", type=_seed, metavar="N", help="of the first state and of the order (default 0)")
-    add("--no-shuffle", action="store_true", help="take a .npz file's examples in order")
-    add("--target", metavar="TARGET", help="cpu:host or cpu; by default the best one present")
-    add("--device", metavar="DEVICE", help="which device of the target")
-
-
-def _add_saving_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("checkpoints").add_argument
-    add("--checkpoint-dir", type=Path, metavar="DIR", help="where checkpoints and metrics go; none without it")
-    add("--checkpoint-every", type=_positive, metavar="N", help="steps between them inside an epoch")
-    add("--checkpoint-every-s", type=_real, metavar="S", help="seconds after which the next step saves one")
-    add("--keep", type=_positive, default=3, metavar="N", help="the newest N stay (default 3)")
-    add("--best", type=_metric, metavar="METRIC", help="keep the best in DIR/best, as it comes")
-    add("--keep-best", type=_positive, metavar="N", help="and those that it outdid, N in all (default 1)")
-    add("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
-    add("--start-from", type=Path, metavar="FILE", help="begin with the state of a checkpoint, leaf by leaf")
-    add("--in-part", action="store_true", help="of that, take the leaves that fit, and say which")
-
-
-def _add_handler_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("what is followed").add_argument
-    add("--log", type=Path, metavar="FILE", help="metrics as .csv or .jsonl (default metrics.csv in DIR)")
-    add("--log-every", type=_positive, metavar="N", help="also a row every N steps")
-    add("--tensorboard", type=Path, metavar="DIR", help="metrics for TensorBoard (needs fixstep[tensorboard])")
-    add("--print-every", type=_positive, metavar="N", help="also print a line every N steps")
-    add("--log-state", action="append", default=[], metavar="LEAF", help="log a number of the state; may be repeated")
-    add("--log-times", action="store_true", help="log seconds and steps per second")
-    add("--early-stop", type=_metric, metavar="METRIC", help="stop when it has not improved for a while")
-    add("--early-stop-patience", type=_positive, metavar="N", help="that is N times in a row (default 5)")
-    add("--early-stop-min-delta", type=_real, metavar="X", help="improvements are greater than X (default 0)")
-    add("--reduce", metavar="LEAF", help="reduce a number of the state, such as the learning rate, on a plateau")
-    add("--reduce-on", type=_metric, metavar="METRIC", help="the metric that has to improve")
-    add("--reduce-factor", type=_real, metavar="X", help="multiply by X (default 0.1)")
-    add("--reduce-patience", type=_positive, metavar="N", help="after N times in a row (default 5)")
-    add("--reduce-min-delta", type=_real, metavar="X", help="improvements are greater than X (default 0)")
-    add("--reduce-cooldown", type=_count, metavar="N", help="then not count N times (default 0)")
-    add("--reduce-minimum", type=_real, metavar="X", help="never below X (default 0)")
-    add("--watch", default="loss", metavar="METRIC", help="the step's metric to be finite (default loss)")
-    add(
-        "--on-nonfinite", choices=(*ON_NONFINITE, "halt"), default="stop", help="if it is not: undo the step and stop "
-        "(default), undo it and skip the batch, continue, or keep the step and halt"
-    )  # fmt: skip
-
-
 def _run(arguments: argparse.Namespace) -> int:
-    for option, needed in _NEEDS.items():
-        if _value(arguments, option) not in (None, False) and _value(arguments, needed) is None:
-            what = ", the folder of the checkpoints" if needed == "checkpoint-dir" else ""
-            raise DataError(f"--{option} needs --{needed}{what}")
+    check_needed(arguments)
     with _exit_on_signals():
         session = _open(arguments)
         data = _source("--data", arguments.data, session, arguments)
@@ -151,16 +79,6 @@ def _run(arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
         _say_end(result)
     return DONE
-
-
-def _value(arguments: argparse.Namespace, option: str) -> Any:
-    return getattr(arguments, option.replace("-", "_"))
-
-
-def _given(arguments: argparse.Namespace, **options: str) -> dict[str, Any]:
-    """The values of the options that were given, under a handler's names for them."""
-    values = {name: _value(arguments, option) for name, option in options.items()}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _loop(arguments: argparse.Namespace, session: Session, checkpoints: Checkpoints | None) -> Loop:
@@ -192,7 +110,7 @@ def _train(loop: Loop, arguments: argparse.Namespace, data: Source, validate: So
 def _checkpoints(arguments: argparse.Namespace) -> Checkpoints | None:
     if arguments.checkpoint_dir is None:
         return None
-    best = _given(arguments, keep_best="keep-best")
+    best = given(arguments, keep_best="keep-best")
     if arguments.best is not None:
         best |= {"best": arguments.best[0], "mode": arguments.best[1]}
     return Checkpoints(
@@ -233,12 +151,12 @@ def _followers(arguments: argparse.Namespace) -> list[object]:
     try:
         if arguments.early_stop is not None:
             metric, mode = arguments.early_stop
-            options = _given(arguments, patience="early-stop-patience", min_delta="early-stop-min-delta")
+            options = given(arguments, patience="early-stop-patience", min_delta="early-stop-min-delta")
             handlers.append(EarlyStop(metric, mode=mode, **options))
         if arguments.reduce is not None:
             metric, mode = arguments.reduce_on
             names = ("factor", "patience", "min_delta", "cooldown", "minimum")
-            options = _given(arguments, **{name: f"reduce-{name.replace('_', '-')}" for name in names})
+            options = given(arguments, **{name: f"reduce-{name.replace('_', '-')}" for name in names})
             handlers.append(ReduceOnPlateau(arguments.reduce, metric, mode=mode, **options))
     except ValueError as exc:
         raise DataError(str(exc)) from exc
@@ -267,12 +185,38 @@ def _source(option: str, value: str, session: Session, arguments: argparse.Names
     if len(arrays) == len(specs) == 1 and specs[0].path == "":  # a batch that is one array has no name to match
         arrays = {"": next(iter(arrays.values()))}
     shuffle = option == "--data" and not arguments.no_shuffle
+    size = _size(session, arguments)
+    rest = len(next(iter(arrays.values()))) % size if all(array.ndim for array in arrays.values()) else 0
+    drop_last = not _takes(session, rest)
     try:
-        data = ArrayData(arrays, batch_size(specs), shuffle=shuffle, seed=arguments.seed or 0)
-        check(next(data.batches(1)), specs, "batch")
+        data = ArrayData(arrays, size, shuffle=shuffle, seed=arguments.seed or 0, drop_last=drop_last)
+        first = next(data.batches(1))
+        if session.artifact.sizes is None:
+            check(first, specs, "batch")
+        else:
+            session.artifact.sizes.fit(first, "batch", specs)
     except (DataError, TemplateError) as exc:
         raise type(exc)(f"{option} {value}: {exc}") from exc
     return data
+
+
+def _size(session: Session, arguments: argparse.Namespace) -> int:
+    """The batch size that was asked for, or the largest that the artifact takes."""
+    largest = batch_size(session.signature("step"))
+    asked: int = largest if arguments.batch_size is None else arguments.batch_size
+    if asked != largest and not _takes(session, asked):
+        sizes = session.artifact.sizes
+        there = (
+            f"{sizes.low} to {sizes.high}, multiples of {sizes.multiple}" if sizes is not None else f"{largest} alone"
+        )
+        raise DataError(f"--batch-size {asked}: the artifact takes {there}")
+    return asked
+
+
+def _takes(session: Session, size: int) -> bool:
+    """Whether the artifact takes batches of a size other than its largest."""
+    sizes = session.artifact.sizes
+    return sizes is not None and sizes.low <= size <= sizes.high and size % sizes.multiple == 0
 
 
 def _say_start(arguments: argparse.Namespace, session: Session, data: Source, checkpoints: Checkpoints | None) -> None:
@@ -338,7 +282,7 @@ def _dry_run(arguments: argparse.Namespace, session: Session, data: Source, vali
     with tempfile.TemporaryDirectory(prefix="fixstep-dry-run-") as name:
         changed: dict[str, Any] = {"checkpoint_dir": Path(name) / "run", "resume": False, "quiet": True}
         changed |= {"epochs": 1, "iterations": 1, "max_steps": None, "validate_epochs": 1}
-        changed |= {option: 1 for option in ("log_every", "validate_every") if _value(arguments, option) is not None}
+        changed |= {option: 1 for option in ("log_every", "validate_every") if value_of(arguments, option) is not None}
         if arguments.log is not None:
             changed["log"] = Path(name) / arguments.log.name
         if arguments.tensorboard is not None:
@@ -355,40 +299,3 @@ def _dry_run(arguments: argparse.Namespace, session: Session, data: Source, vali
             parts.append(f"one batch of validation ({'  '.join(shown(result.validation))})")
         print(f"dry run: {', '.join(parts)}, a checkpoint of {length:,} bytes written and read back; nothing was kept")
     return DONE
-
-
-def _positive(text: str) -> int:
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
-    return value
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"expected an integer from 0, got {text!r}")
-    return int(text)
-
-
-def _real(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise argparse.ArgumentTypeError(f"expected a number from 0, got {text!r}")
-    return value
-
-
-def _metric(text: str) -> tuple[str, Mode]:
-    """A metric's name, and whether less is better or, with `max:` before it, more."""
-    name = text.removeprefix("max:").removeprefix("min:")
-    if not name:
-        raise argparse.ArgumentTypeError("expected the name of a metric, such as validation/loss, or max:accuracy")
-    return name, "max" if text.startswith("max:") else "min"
-
-
-def _seed(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) >= 2**64:
-        raise argparse.ArgumentTypeError(f"expected an integer from 0 to 2^64 - 1, got {text!r}")
-    return int(text)

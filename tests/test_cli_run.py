@@ -160,7 +160,8 @@ def test_run_refuses(folder, capsys, prepare, arguments, code, text):
         (["--seed", "-1"], "argument --seed: expected"),
         (["--seed", "1e3"], "argument --seed: expected an integer from 0 to 2^64 - 1, got '1e3'"),
         (["--on-nonfinite", "panic"], "argument --on-nonfinite: invalid choice: 'panic'"),
-        (["--batch-size", "3"], "unrecognized arguments: --batch-size 3"),
+        (["--batch-size", "3"], "--batch-size 3: the artifact takes 8 alone"),
+        (["--learning-rate", "3"], "unrecognized arguments: --learning-rate 3"),
     ],
 )
 def test_run_options(folder, capsys, arguments, text):

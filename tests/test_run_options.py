@@ -161,6 +161,53 @@ def test_refused(folder, capsys, arguments, text):
     assert text in capsys.readouterr().err
 
 
+# --- batches of any size
+
+
+@pytest.fixture(scope="module")
+def any_size(tmp_path_factory):
+    import jax
+    import jax.numpy as jnp
+
+    from fixstep.frontend import Program, compile
+
+    def step(state, batch):
+        return {"w": state["w"] + batch["x"].sum()}, {"loss": batch["x"].mean()}
+
+    (b,) = jax.export.symbolic_shape("b", constraints=["b <= 16", "b >= 4"])
+    program = Program(
+        name="any", init={"w": jnp.zeros(())}, step=step, batch={"x": jax.ShapeDtypeStruct((b,), "float32")}
+    )
+    path = tmp_path_factory.mktemp("any") / "any.fixstep"
+    compile(program, path, targets=["cpu"])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "examples", "told"),
+    [
+        ([], 21, "21 examples, 2 batches of 16 an epoch, in order"),
+        (["--batch-size", "8"], 20, "20 examples, 3 batches of 8 an epoch, in order"),
+        (["--batch-size", "8"], 19, "19 examples, 2 batches of 8 an epoch, in order\ntraining: 3 examples do not fill"),
+    ],
+)
+def test_the_last_short_batch_trains_where_the_artifact_takes_it(folder, any_size, capsys, options, examples, told):
+    x = np.arange(examples, dtype=np.float32)
+    np.savez("x.npz", x=x)
+    command = ["run", str(any_size), "--data", "x.npz", "--no-shuffle", "--epochs", "1", "--checkpoint-dir", "a"]
+    assert main([*command, *options]) == 0
+    assert told in capsys.readouterr().out
+    (checkpoint,) = (folder / "a").glob("step-*")
+    left_out = 3 if examples == 19 else 0
+    assert read_checkpoint(checkpoint).leaves["w"] == x[: examples - left_out].sum()
+
+
+def test_a_size_that_the_artifact_does_not_take(folder, any_size, capsys):
+    np.savez("x.npz", x=np.ones(20, np.float32))
+    assert main(["run", str(any_size), "--data", "x.npz", "--batch-size", "3"]) == 2
+    assert "--batch-size 3: the artifact takes 4 to 16, multiples of 1" in capsys.readouterr().err
+
+
 # --- a first state from a checkpoint
 
 
