@@ -56,6 +56,9 @@ def scatter_shapes(m, j, u):
         m.at[j[0], j[2]].add(1.0),
         m.at[2:4, j[3]].set(5.0),
         m.at[j].apply(jnp.tanh),
+        m.at[j, j[0]].apply(jnp.sin),
+        m.at[jnp.array([0, 3, 0])].apply(lambda v: v * 3),  # one place twice
+        m.at[j].apply(jnp.cos, mode="clip"),
     )
 
 

@@ -105,6 +105,8 @@ KINDS = {
     "cond": lambda x, y: jax.lax.cond(x.mean() > 0, lambda v: v.sum(0), lambda v: v.max(0), x),
     "convolved": lambda x, y: convolved(x),
     "solved_for_each": lambda x, y: jnp.linalg.cholesky(jnp.eye(3) + x[:, :3, None] * x[:, None, :3]).sum(0),
+    "cumulative_within_each": lambda x, y: (jnp.cumprod(jnp.tanh(x), 1), jax.lax.associative_scan(jnp.add, x, axis=1)),
+    "stacked": lambda x, y: jnp.stack([x, x + 1], axis=1).sum(0),
     "checkpointed": lambda x, y: jax.grad(lambda w: jax.checkpoint(lambda v: jnp.sin(v * w).mean())(x))(2.0),
 }
 

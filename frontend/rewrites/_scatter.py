@@ -13,9 +13,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core
 
 from fixstep.frontend.rewrites._real import Array
 from fixstep.frontend.rewrites._rules import rule
@@ -51,6 +53,8 @@ for _primitive in _REDUCING:
 @rule(lax.scatter_p)
 def scatter(operand: Array, indices: Array, updates: Array, **params: Any) -> Array | None:
     """A scatter that assigns: what is out of range lands in a margin that is cut off."""
+    if not _assigns(params["update_jaxpr"]) and 0 not in (*operand.shape, *indices.shape):
+        return _apply(operand, indices, updates, params)
     if not _needs_rule(operand, indices, params):
         return None
     if operand.dtype.kind == "c" and _assigns(params["update_jaxpr"]):
@@ -58,6 +62,43 @@ def scatter(operand: Array, indices: Array, updates: Array, **params: Any) -> Ar
         parts = [_assign(part(operand), indices, part(updates), params) for part in (lax.real, lax.imag)]
         return lax.complex(*parts)
     return _assign(operand, indices, updates, params)
+
+
+def _apply(operand: Array, indices: Array, updates: Array, params: dict[str, Any]) -> Array | None:
+    """A scatter whose new values are computed from the old ones, one index after the other: one may come twice."""
+    numbers = params["dimension_numbers"]
+    if numbers.operand_batching_dims:
+        return None
+    kept = tuple(d for d in range(updates.ndim) if d not in numbers.update_window_dims)
+    rows = math.prod(indices.shape[:-1])
+    windows = tuple(updates.shape[d] for d in numbers.update_window_dims)
+    places = lax.reshape(indices, (rows, 1, indices.shape[-1]))
+    given = lax.reshape(lax.transpose(updates, (*kept, *numbers.update_window_dims)), (rows, 1, *windows))
+    one = lax.ScatterDimensionNumbers(
+        tuple(range(1, len(windows) + 1)), numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims
+    )
+    update = core.jaxpr_as_fun(core.ClosedJaxpr(params["update_jaxpr"], params["update_consts"]))
+
+    def step(whole: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
+        place, value = row
+        old = lax.dynamic_slice(whole, _starts(whole, place, one), _window(whole, value, one))
+        new = jax.vmap(lambda a, b: update(a, b)[0])(old.reshape(-1), value.reshape(-1)).reshape(value.shape)
+        return _scattered(whole, place, new, one, params["mode"]), None
+
+    return lax.scan(step, operand, (places, given))[0]
+
+
+def _scattered(operand: Array, indices: Array, updates: Array, numbers: Any, mode: Any) -> Array:
+    """An assignment at one place, out of range as the mode says."""
+    inside = _inside(operand, indices, updates, numbers)
+    if mode == _CLIP:
+        window = _window(operand, updates, numbers)
+        last = [max(operand.shape[d] - window[d], 0) for d in numbers.scatter_dims_to_operand_dims]
+        indices = lax.clamp(
+            jnp.zeros_like(indices), indices, jnp.broadcast_to(jnp.asarray(last, indices.dtype), indices.shape)
+        )
+        inside = jnp.ones_like(inside)
+    return _assign_one(operand, indices, updates, inside, numbers)
 
 
 def _assign(operand: Array, indices: Array, updates: Array, params: dict[str, Any]) -> Array:
@@ -139,13 +180,18 @@ def _assigns(update: Any) -> bool:
     return assigned
 
 
-def _assign_one(operand: Array, indices: Array, updates: Array, inside: Array, numbers: Any) -> Array:
-    """One window: the old values take the place of the new ones where it is out of range."""
-    window = _window(operand, updates, numbers)
+def _starts(operand: Array, indices: Array, numbers: Any) -> list[Array]:
+    """The place of one window, by dimension of the operand."""
     components = lax.reshape(indices, (indices.shape[-1],))
-    starts = [np.zeros((), indices.dtype)] * operand.ndim
+    starts: list[Any] = [np.zeros((), indices.dtype)] * operand.ndim
     for number, dimension in enumerate(numbers.scatter_dims_to_operand_dims):
         starts[dimension] = lax.index_in_dim(components, number, keepdims=False)
+    return starts
+
+
+def _assign_one(operand: Array, indices: Array, updates: Array, inside: Array, numbers: Any) -> Array:
+    """One window: the old values take the place of the new ones where it is out of range."""
+    window, starts = _window(operand, updates, numbers), _starts(operand, indices, numbers)
     new = lax.reshape(updates, window)
     old = lax.dynamic_slice(operand, starts, window)
     chosen = lax.select(lax.broadcast_in_dim(lax.reshape(inside, ()), window, ()), new, old)

@@ -126,7 +126,7 @@ class Masker:
 
     def extent(self, dimension: Any, dtype: Any = np.int32) -> Any:
         """The real value of a dimension: a number, or a traced scalar looked up by the real size."""
-        if isinstance(dimension, int):
+        if not is_symbolic(dimension):
             return dimension
         if str(dimension) == self.range.symbol:
             return jax.lax.convert_element_type(self.size, dtype)
@@ -139,7 +139,7 @@ class Masker:
         found = None
         shape = self.concrete(tuple(aval.shape))
         for axis in axes:
-            if isinstance(aval.shape[axis], int):
+            if not is_symbolic(aval.shape[axis]):
                 continue
             inside = jax.lax.broadcasted_iota(np.int32, shape, axis) < self.extent(aval.shape[axis])
             found = inside if found is None else found & inside
@@ -155,7 +155,7 @@ class Masker:
 
 def is_symbolic(dimension: Any) -> bool:
     """Whether a dimension depends on the size."""
-    return not isinstance(dimension, int)
+    return bool(jax.export.is_symbolic_dim(dimension))
 
 
 def symbolic_axes(aval: Any) -> tuple[int, ...]:

@@ -207,6 +207,12 @@ def along_one_axis(masker: Masker, eqn: Any, *operands: Any) -> Any:
     return _result(eqn, masker.bind(eqn, operands))
 
 
+@rule("stack")
+def stack(masker: Masker, eqn: Any, *operands: Any) -> Any:
+    """An axis more."""
+    return masker.one(eqn, operands)
+
+
 @rule("tile")
 def tile(masker: Masker, eqn: Any, operand: Any) -> Any:
     """Repeated along axes of numbers."""
