@@ -341,7 +341,7 @@ def no_batches(source: Source, epoch: int, name: str = "the data") -> DataError:
     """The error for an epoch without a single batch, which says why where that can be known."""
     if isinstance(source, FunctionData):
         name = source.name
-    if epoch == 1:
+    if epoch == 1 and not isinstance(source, StreamData):
         return DataError(f"{name} gave no batch: an epoch needs at least one")
     if isinstance(source, FunctionData):
         advice = "return a new iterator for each call, not one that earlier epochs used up"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fixstep.runtime._checkpoints import Checkpoints
-from fixstep.runtime._events import EVENTS, IN_EPOCH, Call, LoopState, Next, calls, is_stateful, name_of
+from fixstep.runtime._events import EVENTS, IN_EPOCH, Call, LoopState, Next, calls, is_stateful, logged_values, name_of
 from fixstep.targets.errors import CheckpointError
 
 
@@ -28,7 +28,7 @@ class Handlers:
         self.iteration_started = self._caller("iteration_started")
         self.iteration_completed = self._caller("iteration_completed")
         for handler in everybody:
-            for name, read in getattr(handler, "values", {}).items():
+            for name, read in logged_values(handler).items():
                 state.values[name] = _reader(read, state)
 
     def _caller(self, event: str) -> Callable[[], None]:

@@ -133,7 +133,8 @@ class Handler(Protocol):
 
     A handler that keeps something over the steps also has `state() -> dict`, which JSON can hold exactly, and
     `load_state(dict)`: checkpoints carry it, and a resumed run hands it back before `on_started`. A handler with
-    numbers for the logs has `values`, a mapping from name to a function of LoopState.
+    numbers for the logs has `logged_values`, a mapping from name to a function of LoopState. A new run needs new
+    handlers: they keep what they have seen.
     """
 
     def on_started(self, state: LoopState) -> Next | None:
@@ -240,10 +241,12 @@ def check_handlers(handlers: Iterable[object]) -> None:
     """Refuse what the loop would never call, or could not save.
 
     Raises:
-        TypeError: if an object listens to no event, has a method `on_…` that is no event's, or has only one of `state`
-            and `load_state`.
+        TypeError: if an object listens to no event, has a method `on_…` that is no event's, or has `state` without
+            `load_state`.
+        ValueError: if two handlers log values of one name.
     """
     methods = ", ".join(f"on_{event}" for event in EVENTS)
+    owners: dict[str, str] = {}
     for handler in handlers:
         name = name_of(handler)
         if isinstance(handler, type):
@@ -257,6 +260,15 @@ def check_handlers(handlers: Iterable[object]) -> None:
             raise TypeError(f"handler {name} has none of the methods {methods}{hint}")
         if is_stateful(handler) != callable(getattr(handler, "state", None)):
             raise TypeError(f"handler {name} has state but no load_state: a resumed run could not hand it back")
+        for offered in logged_values(handler):
+            if offered in owners:
+                raise ValueError(f"the handlers {owners[offered]} and {name} both log {offered!r}: name one otherwise")
+            owners[offered] = name
+
+
+def logged_values(handler: object) -> dict[str, Callable[[LoopState], float]]:
+    """What a handler offers to the logs, by name."""
+    return dict(getattr(handler, "logged_values", {}))
 
 
 def is_stateful(handler: object) -> bool:

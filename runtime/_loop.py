@@ -92,6 +92,8 @@ class Loop:
             ProgramError: if `validate` is given and the artifact has no `evaluate`.
         """
         limits = Limits(epochs, iterations, max_steps, prefetch)
+        if not isinstance(validate_when, Filter) or validate_when.per_epoch:
+            raise TypeError(f"validate_when: expected a filter of epochs, such as every(5), got {validate_when!r:.60}")
         if validate is not None and "evaluate" not in self.session.functions:
             raise ProgramError(
                 "validation data was given, but the artifact has no evaluate function: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,11 +51,17 @@ class Prefetch:
         return batch
 
     def close(self) -> None:
-        """End the thread and wait for it; a batch that it is making is finished first."""
+        """End the thread and wait for it; a batch that it is making is finished first.
+
+        Where the process is to end at once (KeyboardInterrupt, SystemExit), nothing is waited for.
+        """
         if self._closing.is_set():
             return
         self._closing.set()
         self._room.release()
+        leaving = sys.exc_info()[1]
+        if leaving is not None and not isinstance(leaving, Exception):
+            return
         self._thread.join()
         unused = []
         while not self._ready.empty():

@@ -21,7 +21,7 @@ class StateNumber:
 
     def __init__(self, path: str, *, name: str | None = None) -> None:
         self._path = path
-        self.values: dict[str, Callable[[LoopState], float]] = {name or path.rpartition("/")[2]: self._read}
+        self.logged_values: dict[str, Callable[[LoopState], float]] = {name or path.rpartition("/")[2]: self._read}
 
     def on_started(self, state: LoopState) -> None:
         """Refuses a leaf that is not there.
@@ -46,12 +46,12 @@ class Throughput:
     """
 
     def __init__(self, *, examples_per_step: int | None = None) -> None:
-        self.values: dict[str, Callable[[LoopState], float]] = {
+        self.logged_values: dict[str, Callable[[LoopState], float]] = {
             "steps_per_second": self._rate,
             "seconds": self._elapsed,
         }
         if examples_per_step is not None:
-            self.values["examples_per_second"] = lambda state: self._rate(state) * examples_per_step
+            self.logged_values["examples_per_second"] = lambda state: self._rate(state) * examples_per_step
         self._began_s = 0.0
         # The last two readings that are a second apart: a rate since the last one alone could be that of one step.
         self._marks = ((0.0, 0), (0.0, 0))

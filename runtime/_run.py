@@ -172,7 +172,7 @@ class Run:
             state.trained = True
             self._average()
             wanted = self.validation is not None and not state.halting and self.validates_in(state.epoch)
-            if wanted and not self._validate():
+            if wanted and not self._validate(can_come_again=True):
                 return
             self._close("epoch_halted" if state.halting else "epoch_completed")
 
@@ -252,7 +252,7 @@ class Run:
         seconds = time.perf_counter() - self.epoch_began_s
         state.steps_per_second = (state.steps - self.epoch_began_steps) / max(seconds, 1e-9)
 
-    def _validate(self) -> bool:
+    def _validate(self, *, can_come_again: bool = False) -> bool:
         """Evaluate over the validation data; at an epoch's end, which can come again, a signal breaks it off: False."""
         state, source = self.state, self.validation
         assert source is not None
@@ -260,7 +260,7 @@ class Run:
         count = 0
         with _closing(source.batches(state.epoch)) as batches:
             for batch in batches:
-                if state.trained and self._interrupted():
+                if can_come_again and self._interrupted():
                     return False
                 self.session.evaluate(batch)
                 count += 1

@@ -1,5 +1,7 @@
 """Events, filters, and what a handler may answer; each also where the run is resumed in between."""
 
+import signal
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from fixstep.runtime import (
     Filter,
     Loop,
     On,
+    Throughput,
     after,
     always,
     before,
@@ -183,6 +186,10 @@ def test_more_that_is_refused(session):
             return HALT_EPOCH
 
         Loop(session, [On("epoch_completed", mine)]).run(data(1), epochs=1)
+    with pytest.raises(TypeError, match=r"validate_when: expected a filter of epochs, such as every\(5\), got 3"):
+        Loop(session).run(data(1), validate=data(1), validate_when=3)
+    with pytest.raises(ValueError, match="the handlers Throughput and Throughput both log 'steps_per_second': name"):
+        Loop(session, [Throughput(), Throughput()])
     assert isinstance(every(3), Filter)
     assert CONTINUE is not None
 
@@ -248,6 +255,25 @@ def test_validation_at_any_event(session):
     Loop(session, [validate, *handlers]).run(data(), epochs=4, validate=data(1), validate_when=every(4))
     steps = [(epoch, steps) for event, epoch, _, steps in seen if event == "validated"]
     assert steps == [(1, 3), (2, 6), (3, 9), (3, 12), (4, 15), (4, 16)]
+
+
+def test_a_validation_of_a_handlers_is_not_broken_off(session, capfd):
+    """A signal ends the run after the event; a validation that nobody would repeat is done first."""
+
+    def interrupted(state):
+        signal.raise_signal(signal.SIGTERM)
+        state.validate()
+
+    handlers, seen = recorder()
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        for event in ("iteration_completed", "epoch_completed"):
+            Loop(session, [On(event, interrupted, when=once(1)), *handlers]).run(
+                data(2), epochs=2, validate=data(3), validate_when=every(9)
+            )
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert [steps for event, _, _, steps in seen if event == "validated"] == [1, 3]
 
 
 def test_validation_at_any_event_needs_data(session):

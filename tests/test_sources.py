@@ -324,6 +324,25 @@ def test_closing_gives_back_what_was_not_used():
     assert [float(batch["x"]) for batch in returned] == [1, 2]
 
 
+def test_a_second_signal_does_not_wait_for_a_batch(tiny_artifact):
+    """The thread is stuck in making a batch; whoever leaves by KeyboardInterrupt leaves at once."""
+    stuck = threading.Event()
+
+    class Stuck:
+        def batches(self, epoch, start=0):
+            yield from list(arrays().batches(1))[:2]
+            stuck.wait(60)
+
+    def leave(state):
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        state_after(tiny_artifact, Stuck(), On("iteration_completed", leave), prefetch=2)
+    stuck.set()
+    assert time.monotonic() - began < 30
+
+
 def test_an_end_is_an_end_every_time():
     ahead = Prefetch(iter([]), 1, lambda unused: None)
     for _ in range(2):
@@ -337,3 +356,11 @@ def test_every_filter_counts_prefetched_batches_once(tiny_artifact):
     handler = On("iteration_started", lambda state: steps.append(state.steps), when=every(2))
     state_after(tiny_artifact, arrays(), handler, epochs=2, prefetch=2)
     assert steps == [1, 3, 5, 7]
+
+
+def test_an_iterator_of_validation_data_is_used_up(tiny_artifact):
+    validate = On("iteration_completed", lambda state: state.validate(), when=every(2))
+    with pytest.raises(
+        DataError, match=r"the validation data gave no batch in epoch 1: .* can be gone through only once"
+    ):
+        state_after(tiny_artifact, arrays(), validate, validate=stream(2))
