@@ -232,7 +232,7 @@ class Session:
             raise CheckpointError(
                 f"{os.fspath(path)} belongs to another program than {self.artifact.manifest['name']}: "
                 f"expected digest {self.artifact.manifest['program'][:12]}, got {saved.program[:12]}\n{difference}\n"
-                "Use the artifact that wrote it, or take over the state alone with load_state."
+                "Use the artifact that wrote it, or take over what fits with load_leaves(session, path, strict=False)."
             )
         try:
             arrays = check(dict(saved.leaves), self._state_specs, "state")
