@@ -7,18 +7,16 @@ start, so that a resumed run sees exactly the batches that the stopped one had n
 from __future__ import annotations
 
 import collections
-import importlib
 import inspect
 import itertools
 import os
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fixstep.runtime._npz import load_npz
 from fixstep.runtime._order import Order
 from fixstep.runtime._signature import Array, as_array, describe, flatten, shown_path
+from fixstep.runtime._user_code import blame, import_callable
 from fixstep.targets.errors import DataError, FixstepError
 
 __all__ = [
@@ -170,7 +168,7 @@ class FunctionData:
         except FixstepError:
             raise
         except Exception as exc:
-            raise DataError(f"{self.name} failed in epoch {epoch}: {_blame(exc)}") from exc
+            raise DataError(f"{self.name} failed in epoch {epoch}: {blame(exc)}") from exc
 
     def _call(self, epoch: int, start: int) -> Any:
         named = {"epoch": epoch} if self._epoch_by_name else {}
@@ -369,32 +367,4 @@ def load_source(name: str) -> FunctionData:
     Raises:
         DataError: if there is no such module or function, if it fails on import, or if it is not callable.
     """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise DataError(f"expected a data source as module:function, got {name!r}")
-    sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as exc:
-        if exc.name is not None and (module_name == exc.name or module_name.startswith(f"{exc.name}.")):
-            raise DataError(
-                f"no module {module_name!r} (of the data source {name!r}) here or among the installed ones"
-            ) from exc
-        raise DataError(f"the module of the data source {name!r} failed: {_blame(exc)}") from exc
-    except Exception as exc:
-        raise DataError(f"the module of the data source {name!r} failed: {_blame(exc)}") from exc
-    finally:
-        sys.path.remove(os.getcwd())
-    function = getattr(module, attribute, None)
-    if function is None:
-        raise DataError(f"the module {module_name!r} ({module.__file__}) has no {attribute!r}")
-    if not callable(function):
-        raise DataError(f"{name} is a {type(function).__name__}, expected a function that returns batches")
-    return FunctionData(function, name)
-
-
-def _blame(exc: Exception) -> str:
-    """What was raised, and the line that raised it."""
-    frames = traceback.extract_tb(exc.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(exc).__name__}: {exc}{where}"
+    return FunctionData(import_callable(name, "data source", "function that returns batches"), name)

@@ -37,6 +37,7 @@ from fixstep.runtime._run_options import (
 )
 from fixstep.runtime._session import Session, load
 from fixstep.runtime._signature import check
+from fixstep.runtime._user_code import import_callable
 from fixstep.targets.errors import DataError, TemplateError
 
 
@@ -90,7 +91,7 @@ def _loop(arguments: argparse.Namespace, session: Session, checkpoints: Checkpoi
         return Loop(
             session, handlers, watch=arguments.watch, on_nonfinite="continue" if halts else arguments.on_nonfinite
         )
-    except ValueError as exc:
+    except (TypeError, ValueError) as exc:
         raise DataError(str(exc)) from exc
 
 
@@ -123,8 +124,11 @@ def _checkpoints(arguments: argparse.Namespace) -> Checkpoints | None:
 
 
 def _handlers(arguments: argparse.Namespace, checkpoints: Checkpoints | None) -> list[object]:
-    """The handlers that the options ask for; what logs comes before what changes the state."""
+    """The handlers that the options ask for: the user's first, and what logs before what changes the state."""
     handlers: list[object] = [] if checkpoints is None else [checkpoints]
+    handlers += [
+        import_callable(name, "handler", "class, or function that returns one")() for name in arguments.handler
+    ]
     if arguments.validate_every is not None:
         handlers.append(On("iteration_completed", lambda state: state.validate(), when=every(arguments.validate_every)))
     handlers += [StateNumber(path) for path in arguments.log_state]

@@ -84,6 +84,13 @@ def add_handler_options(parser: argparse.ArgumentParser) -> None:
     add("--reduce-min-delta", type=_real, metavar="X", help="improvements are greater than X (default 0)")
     add("--reduce-cooldown", type=_count, metavar="N", help="then not count N times (default 0)")
     add("--reduce-minimum", type=_real, metavar="X", help="never below X (default 0)")
+    add(
+        "--handler",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="your own, what module:name() returns; may be repeated",
+    )
     add("--watch", default="loss", metavar="METRIC", help="the step's metric to be finite (default loss)")
     add(
         "--on-nonfinite", choices=(*ON_NONFINITE, "halt"), default="stop", help="if it is not: undo the step and stop "

@@ -246,6 +246,19 @@ def test_a_validation_inside_an_epoch_can_be_the_best(tiny_artifact, tmp_path):
     assert folders(tmp_path) == {".": [8], "best": [3, 6, 8]}
 
 
+def test_where_there_are_no_hard_links_the_best_is_written_twice(told_artifact, tmp_path, monkeypatch):
+    def refuse(old, new):
+        raise OSError(95, "Operation not supported")
+
+    train(load(told_artifact), [Checkpoints(tmp_path / "linked", best="loss")], [5, 4, 6])
+    monkeypatch.setattr("os.link", refuse)
+    train(load(told_artifact), [Checkpoints(tmp_path / "written", best="loss")], [5, 4, 6])
+    for name in ("step-00000002.safetensors", "best/step-00000002.safetensors", "step-00000003.safetensors"):
+        assert (tmp_path / "written" / name).read_bytes() == (tmp_path / "linked" / name).read_bytes()
+    best = "best/step-00000002.safetensors"
+    assert (tmp_path / "linked" / best).samefile(tmp_path / "linked/step-00000002.safetensors")
+
+
 def test_checkpoints_by_time(session, tmp_path):
     train(session, [Checkpoints(tmp_path / "often", every_s=1e-9, keep=9)], [1, 1, 1])
     assert folders(tmp_path / "often")["."] == [1, 2, 3]

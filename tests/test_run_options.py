@@ -136,6 +136,35 @@ def test_times_are_logged(folder):
     assert all(float(row["steps_per_second"]) > 0 < float(row["seconds"]) for row in rows(folder / "m.csv"))
 
 
+def test_a_handler_of_ones_own(folder, capsys):
+    (folder / "mine.py").write_text(
+        "from fixstep.runtime import HALT_LOOP, On, once\n"
+        "class Count:\n"
+        "    count = 0\n"
+        "    def __init__(self):\n"
+        "        self.logged_values = {'count': lambda state: self.count}\n"
+        "    def on_iteration_completed(self, state):\n"
+        "        self.count += 1\n"
+        "def enough(state):\n"
+        "    return HALT_LOOP\n"
+        "def make():\n"
+        "    return On('epoch_completed', enough, when=once(2))\n"
+        "class Wrong:\n"
+        "    def on_epoch(self, state): pass\n"
+    )
+    assert run("--handler", "mine:Count", "--handler", "mine:make", "--log", "m.csv", "--epochs", "9") == 0
+    assert "done: 12 steps, 2 whole epochs; halted by enough, with loss " in capsys.readouterr().out
+    assert [row["count"] for row in rows(folder / "m.csv")] == ["6", "12"]
+    for name, text in {
+        "mine": "expected a handler as module:function, got 'mine'",
+        "mine:absent": "has no 'absent'",
+        "nowhere:x": "no module 'nowhere' (of the handler 'nowhere:x') here or among the installed ones",
+        "mine:Wrong": "handler Wrong has on_epoch, but the events are on_started",
+    }.items():
+        assert run("--handler", name) == 2
+        assert text in capsys.readouterr().err
+
+
 def test_nothing_to_train(folder, capsys):
     assert run("--epochs", "0") == 0
     assert "done: 0 steps, 0 whole epochs\n" in capsys.readouterr().out
