@@ -53,11 +53,13 @@ class LoopState:
         metrics: those of the last step, still on the device.
         averages: each metric's mean over the last epoch that ended (of the epoch so far, when the run ends inside one).
         validation: the same over the validation data, from the last validation; empty before the first.
-        validated_at: the value of `steps` at the last validation; -1 before the first.
+        validations: how many validations there were.
+        validated_at: the value of `steps` at the last one; -1 before the first.
         values: further numbers to log, by name, from handlers that offer some; call one to read it.
         steps_per_second: of this run's part of the last epoch that ended, without validation and checkpoints.
         skipped: batches whose step was undone because the watched metric was not finite.
         skipped_in_epoch: the same in this epoch.
+        skipped_in_a_row: the same since the last step that counted.
         resume: whether the run was asked to resume.
         begun: whether `epoch_started` has fired for this epoch.
         halting: whether a handler has asked to end the epoch.
@@ -80,11 +82,13 @@ class LoopState:
     metrics: Metrics | None = None
     averages: dict[str, float] = dataclasses.field(default_factory=dict)
     validation: dict[str, float] = dataclasses.field(default_factory=dict)
+    validations: int = 0
     validated_at: int = -1
     values: dict[str, Callable[[], float]] = dataclasses.field(default_factory=dict)
     steps_per_second: float = 0.0
     skipped: int = 0
     skipped_in_epoch: int = 0
+    skipped_in_a_row: int = 0
     resume: bool = False
     begun: bool = False
     halting: bool = False
@@ -119,12 +123,15 @@ class LoopState:
     def number(self, event: str, *, per_epoch: bool = False) -> int:
         """The number of an event's present occurrence, from 1, in the whole run or in its epoch.
 
-        It follows from where the loop is, so a resumed run numbers on.
+        It follows from where the loop is, so a resumed run numbers on. What happens to epochs has the epoch's number,
+        and what happens once a run is number 1.
         """
         if event == "iteration_completed":  # a batch that was skipped was not completed
             return self.batch - self.skipped_in_epoch if per_epoch else self.iteration - self.skipped
         if event == "iteration_started":
             return (self.batch if per_epoch else self.iteration) + 1
+        if event == "validated":
+            return self.validations
         return self.epoch if event.startswith("epoch_") else 1
 
 

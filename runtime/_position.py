@@ -8,6 +8,11 @@ from typing import Any
 from fixstep.runtime._events import LoopState
 from fixstep.targets.errors import CheckpointError, DataError
 
+_COUNTS = (
+    *("epoch", "batch", "iteration", "skipped", "skipped_in_epoch", "skipped_in_a_row"),
+    *("validations", "validated_at"),
+)
+
 
 def position_of(state: LoopState, handlers: Mapping[str, Any]) -> dict[str, Any]:
     """The position of a loop and the states of its handlers; that of the next epoch, if this one is closed."""
@@ -18,10 +23,12 @@ def position_of(state: LoopState, handlers: Mapping[str, Any]) -> dict[str, Any]
         "iteration": state.iteration,
         "skipped": state.skipped,
         "skipped_in_epoch": state.skipped_in_epoch if is_open else 0,
+        "skipped_in_a_row": state.skipped_in_a_row,
         "begun": state.begun and is_open,
         "halting": state.halting and is_open,
         "averages": _texts(state.averages),
         "validation": _texts(state.validation),
+        "validations": state.validations,
         "validated_at": state.validated_at,
         "data": dict(state.data),
         "handlers": dict(handlers),
@@ -39,7 +46,7 @@ def take_position(state: LoopState, position: Mapping[str, Any]) -> dict[str, An
         DataError: if the data is not that of the checkpoint.
     """
     try:
-        for name in ("epoch", "batch", "iteration", "skipped", "skipped_in_epoch", "validated_at"):
+        for name in _COUNTS:
             setattr(state, name, int(position[name]))
         state.begun, state.halting = bool(position["begun"]), bool(position["halting"])
         state.averages, state.validation = _floats(position["averages"]), _floats(position["validation"])

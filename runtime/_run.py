@@ -73,7 +73,6 @@ class Run:
         self.validates_in = validate_when.test()
         self.limits = limits
         self.signals = signals
-        self.skipped_in_a_row = 0
         self.epoch_began_s, self.epoch_began_steps = 0.0, 0
         self.open_position: dict[str, Any] = {}
         identity = dict(getattr(source, "identity", {}))
@@ -216,7 +215,7 @@ class Run:
             if not _finite(value):
                 self._undo(self.loop.watch, value)
                 return
-        self.skipped_in_a_row = 0
+        state.skipped_in_a_row = 0
         state.batch += 1
         state.iteration += 1
         state.metrics = metrics
@@ -238,8 +237,8 @@ class Run:
         state.iteration += 1
         state.skipped += 1
         state.skipped_in_epoch += 1
-        self.skipped_in_a_row += 1
-        if self.skipped_in_a_row >= SKIPPED_IN_A_ROW_LIMIT:
+        state.skipped_in_a_row += 1
+        if state.skipped_in_a_row >= SKIPPED_IN_A_ROW_LIMIT:
             raise NonFiniteError(
                 f"{where}, as were the {SKIPPED_IN_A_ROW_LIMIT - 1} before it: skipping batches does not help. "
                 "Lower the learning rate or scale the loss, and start from an earlier checkpoint"
@@ -267,7 +266,7 @@ class Run:
         if count == 0:
             raise no_batches(source, state.epoch, "the validation data")
         state.validation = self.session.averages("evaluate")
-        state.validated_at = state.steps
+        state.validations, state.validated_at = state.validations + 1, state.steps
         self.handlers.fire("validated")
         return True
 

@@ -249,6 +249,18 @@ def test_a_halted_epoch_stays_halted_through_a_kill(tiny_artifact, tmp_path):
     assert all(resumed.state()[path].tobytes() == array.tobytes() for path, array in whole.state().items())
 
 
+def test_filters_on_validations_count_through_a_resume(tiny_artifact, tmp_path):
+    steps = []
+    handlers = [
+        On("iteration_completed", lambda state: state.validate(), when=every(3)),
+        On("validated", lambda state: steps.append(state.steps), when=every(2)),
+        Checkpoints(tmp_path),
+    ]
+    for limit in (3, 4, 8, None):
+        Loop(load(tiny_artifact), handlers).run(data(), epochs=3, validate=data(1), max_steps=limit, resume=True)
+    assert steps == [4, 8, 12]  # of 3, 4, 6, 8, 9, 12 and 12 again
+
+
 def test_validation_at_any_event(session):
     handlers, seen = recorder()
     validate = On("iteration_completed", lambda state: state.validate(), when=every(3))

@@ -116,7 +116,7 @@ def test_fifty_kills_leave_no_trace(artifact, tmp_path):
     moments = random.Random(2)  # of the kills; the machine adds chance of its own
     kills = runs = 0
     while kills < KILLS:
-        out, _ = train(artifact, tmp_path / str(runs), moments.uniform(0, 0.4 * seconds))
+        out, _ = train(artifact, tmp_path / str(runs), moments.uniform(0, 0.35 * seconds))
         kills += out == ""
         if kills == KILLS and out == "":
             out, _ = train(artifact, tmp_path / str(runs))
