@@ -296,6 +296,7 @@ class CheckpointDirectory:
                 continue
             try:
                 path.unlink(missing_ok=True)
+                self._whole.discard(path)
             except OSError as exc:
                 raise CheckpointError(explain_os_error("remove", path, exc)) from exc
 

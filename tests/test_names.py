@@ -13,9 +13,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_runtime_offers_these_names():
-    assert {"load", "Loop", "Session", "Artifact", "Progress", "Checkpoints", "MetricsLog"} <= set(
-        fixstep.runtime.__all__
-    )
+    expected = {
+        "load",
+        "Loop",
+        "Session",
+        "Artifact",
+        "Progress",
+        "Checkpoints",
+        "MetricsLog",
+        "On",
+        "every",
+        "EarlyStop",
+    }
+    assert expected <= set(fixstep.runtime.__all__)
     for name in fixstep.runtime.__all__:
         assert getattr(fixstep.runtime, name).__doc__, name
 
