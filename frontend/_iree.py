@@ -45,7 +45,9 @@ def compile_module(text: str, target: Target, lines: Mapping[int, str]) -> tuple
     requirements = target.requirements(_configured(target, text), text)
     flags = ["--iree-input-type=stablehlo", *target.compile_flags(text)]
     # `host` means another processor on another machine, so what it was resolved to is part of the key.
-    key = _cache.cache_key(text, [*flags, repr(requirements), target.code_edits], compiler_version())
+    key = _cache.cache_key(
+        text, [*flags, repr(requirements), *(edit.name for edit in target.code_edits)], compiler_version()
+    )
     module = _cache.lookup(key)
     if module is None:
         module = _run(text, flags, target, lines, key)
@@ -74,14 +76,15 @@ def _run(text: str, flags: list[str], target: Target, lines: Mapping[int, str], 
 
 
 def _compiled(text: str, flags: list[str], target: Target, output: Path) -> subprocess.CompletedProcess[bytes]:
-    """Compile to a file; in two parts where the target edits the code in between."""
-    if not target.code_edits:
-        return _iree_compile(text, [*flags, "-o", str(output)])
-    between, code = "executable-targets", output.with_suffix(".mlir")
-    done = _iree_compile(text, [*flags, f"--compile-to={between}", "-o", str(code)])
-    if done.returncode:
-        return done
-    return _iree_compile(target.edit_code(code.read_text()), [*flags, f"--compile-from={between}", "-o", str(output)])
+    """Compile to a file, in parts where the target edits the code in between."""
+    start: list[str] = []
+    for number, edit in enumerate(target.code_edits):
+        code = output.with_suffix(f".{number}.mlir")
+        done = _iree_compile(text, [*flags, *start, f"--compile-to={edit.phase}", "-o", str(code)])
+        if done.returncode:
+            return done
+        text, start = edit.apply(code.read_text()), [f"--compile-from={edit.phase}"]
+    return _iree_compile(text, [*flags, *start, "-o", str(output)])
 
 
 def _iree_compile(text: str, flags: list[str]) -> subprocess.CompletedProcess[bytes]:

@@ -23,6 +23,7 @@ _BROADCAST = re.compile(
 _TRANSPOSE = re.compile(
     rf"^(\s*)(%\w+) = stablehlo\.transpose ({_NAME}), (.*) : \((tensor<[^>]+>)\) -> tensor<[^>]+>.*$"
 )
+_SCATTER = re.compile(rf'^(\s*)(%\w+)(?::\d+)? = "stablehlo\.scatter"\(((?:{_NAME}(?:, )?)+)\)')
 _FROM_INTEGER = re.compile(
     rf"^(\s*)(%\w+) = stablehlo\.convert ({_NAME}) : \(tensor<((?:\d+x)*u?i\d+)>\) -> tensor<((?:\d+x)*)bf16>(.*)$"
 )
@@ -31,6 +32,9 @@ _FROM_BOOL = re.compile(
 )
 _REDUCE = re.compile(r"stablehlo\.reduce\(.*: \(tensor<([^>]+)>.* -> \(?tensor<([^>]+)>")
 _CONSTANT = re.compile(r"%c(?:st)?(?:_\d+)?")
+# Arguments of functions and carries of loops are in memory of their own.
+_STORED = ("%arg", "%iterArg", "%adapted_")
+_VALUE = re.compile(_NAME)
 _NARROW = re.compile(r"(?<=x)b?f16$|^b?f16$")
 _MODULE = re.compile(r"^module( @\S+)?( attributes \{)?", re.MULTILINE)
 _OPENED = re.compile(r"^module.*\{$", re.MULTILINE)
@@ -162,31 +166,60 @@ def separate_movements(module: str) -> str:
     one subgroup and wrong in the others. So was the sum of a product and another one transposed. Scalars and constants
     are computed by each thread.
     """
-    return "\n".join(_cut_transpose(_cut_broadcast(line)) for line in module.split("\n"))
+    barriers: list[tuple[int, str, str]] = []  # indentation, value, and what stands for it from there on
+    lines = []
+    for line in module.split("\n"):
+        indent = len(line) - len(line.lstrip())
+        barriers = [known for known in barriers if known[0] <= indent]  # the others' regions have ended
+        behind = {value: barrier for _, value, barrier in barriers}
+        line = _VALUE.sub(lambda found: behind.get(found.group(), found.group()), line)  # noqa: B023
+        found = _moved(line)
+        if found is not None:
+            name, operand, type_ = found
+            barrier = f"%adapted_{name[1:]}"
+            barriers.append((indent, operand, barrier))
+            made = f"{' ' * indent}{barrier} = stablehlo.optimization_barrier {operand} : {type_} "
+            line = made + re.sub(rf"{operand}(?![\w#])", barrier, line[indent:])
+        lines.append(line)
+    return "\n".join(lines)
 
 
-def _cut_transpose(line: str) -> str:
-    found = _TRANSPOSE.match(line)
-    if found is None or found.group(3).startswith("%arg"):
-        return line
-    indent, name, operand, _, type_ = found.groups()
-    own = f"%adapted_{name[1:]}"
-    rest = line[len(indent) :].replace(f"transpose {operand},", f"transpose {own},", 1)
-    return f"{indent}{own} = stablehlo.optimization_barrier {operand} : {type_} {rest}"
+def separate_scatters(module: str) -> str:
+    """Nothing is fused with what scatters elements into its result.
+
+    IREE's code generator for GPUs divides both among threads in different ways, and fails ("failed to apply fusion +
+    hoisting patterns").
+    """
+    lines = module.split("\n")
+    for index, line in enumerate(lines):
+        found = _SCATTER.match(line)
+        if found is None:
+            continue
+        indent, name, operands = found.groups()
+        # The types stand behind the region that combines two elements.
+        end = next(later for later in lines[index + 1 :] if later.startswith(f"{indent}}}) : ("))
+        types = end.partition("(")[2].partition(")")[0]
+        own = f"%adapted_{name[1:]}"
+        count = operands.count("%")
+        made = f"{own}:{count} = stablehlo.optimization_barrier {operands} : {types} "
+        behind = ", ".join(f"{own}#{number}" for number in range(count))
+        lines[index] = indent + made + line[len(indent) :].replace(f"({operands})", f"({behind})", 1)
+    return "\n".join(lines)
 
 
-def _cut_broadcast(line: str) -> str:
-    found = _BROADCAST.match(line)
-    if found is None:
-        return line
-    indent, name, operand, dims, before, after, rest = found.groups()
-    if _CONSTANT.fullmatch(operand) or not 1 < _count(before) < _count(after):
-        return line
-    own = f"%adapted_{name[1:]}"
-    return (
-        f"{indent}{own} = stablehlo.optimization_barrier {operand} : tensor<{before}> "
-        f"{name} = stablehlo.broadcast_in_dim {own}, {dims} : (tensor<{before}>) -> tensor<{after}>{rest}"
-    )
+def _moved(line: str) -> tuple[str, str, str] | None:
+    """Name, operand and the operand's type of a line that moves elements of what has to stand alone."""
+    repeated, transposed = _BROADCAST.match(line), _TRANSPOSE.match(line)
+    if repeated is not None:
+        _, name, operand, _, before, after, _ = repeated.groups()
+        type_ = f"tensor<{before}>"
+        if _CONSTANT.fullmatch(operand) or not 1 < _count(before) < _count(after):
+            return None
+    elif transposed is not None:
+        _, name, operand, _, type_ = transposed.groups()
+    else:
+        return None
+    return None if operand.startswith(_STORED) else (name, operand, type_)
 
 
 def longest_reduction(module: str) -> int:

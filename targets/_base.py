@@ -5,7 +5,8 @@ A target file has `parse(option: str | None) -> Target`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 Memory = Literal["host", "shared", "separate"]
@@ -18,12 +19,12 @@ class Target(Protocol):
         text: the target as written, `cpu:host`.
         memory: how the host gets at the device's memory: it is the host's own, the driver may let the host share it,
             or it is separate.
-        code_edits: what `edit_code` does, in words that change with it; empty if it does nothing.
+        code_edits: what the compiled code needs that the compiler leaves out, in the order of the phases.
     """
 
     text: str
     memory: Memory
-    code_edits: str
+    code_edits: tuple[CodeEdit, ...]
 
     def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile for this target and a StableHLO module, complete but for input and output."""
@@ -31,10 +32,6 @@ class Target(Protocol):
 
     def adapt(self, module: str) -> str:
         """The StableHLO text as this target's code generator needs it: the same numbers, every line in its place."""
-        ...
-
-    def edit_code(self, code: str) -> str:
-        """The generated code, in the compiler's text form, with what its generator leaves out."""
         ...
 
     def unsupported(self, dtype: str) -> str | None:

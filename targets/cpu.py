@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import iree.runtime as ireert
 
 from fixstep.targets._adapt import round_integers_first
-from fixstep.targets._base import Memory
+from fixstep.targets._base import CodeEdit, Memory
 from fixstep.targets.errors import TargetError
 
 _ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "arm_64": "aarch64"}
@@ -79,7 +79,7 @@ class Cpu:
     triple: str | None
 
     memory: ClassVar[Memory] = "host"
-    code_edits: ClassVar[str] = ""
+    code_edits: ClassVar[tuple[CodeEdit, ...]] = ()
 
     def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
@@ -104,10 +104,6 @@ class Cpu:
     def adapt(self, module: str) -> str:
         """Conversions of integers to bfloat16 in two steps: those in one call a C library on older processors."""
         return round_integers_first(module)
-
-    def edit_code(self, code: str) -> str:
-        """Nothing is left out for this target."""
-        return code
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that IREE's CPU code does not hold or computes wrongly."""

@@ -16,7 +16,9 @@ from typing import Any, ClassVar
 
 import iree.runtime as ireert
 
-from fixstep.targets._base import Memory
+from fixstep.targets._adapt import separate_scatters
+from fixstep.targets._base import CodeEdit, Memory
+from fixstep.targets._branches import separate_references
 from fixstep.targets._devices import choose, none_runs, opened
 from fixstep.targets.errors import TargetError
 
@@ -47,7 +49,7 @@ class Cuda:
     architecture: str
 
     memory: ClassVar[Memory] = "separate"
-    code_edits: ClassVar[str] = ""
+    code_edits: ClassVar[tuple[CodeEdit, ...]] = (CodeEdit("vm", "separate references, 2", separate_references),)
 
     def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
@@ -69,12 +71,8 @@ class Cuda:
         ]
 
     def adapt(self, module: str) -> str:
-        """Nothing has to change for this target."""
-        return module
-
-    def edit_code(self, code: str) -> str:
-        """Nothing is left out for this target."""
-        return code
+        """Scatters apart from what makes their operands, which is all that the code generator takes."""
+        return separate_scatters(module)
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that PTX code of IREE does not hold."""

@@ -26,7 +26,8 @@ from fixstep.targets._adapt import (
     separate_narrow_products,
     split_complex_selects,
 )
-from fixstep.targets._base import Memory
+from fixstep.targets._base import CodeEdit, Memory
+from fixstep.targets._branches import separate_references
 from fixstep.targets._devices import choose, none_runs, opened
 from fixstep.targets._spirv import exact_arithmetic
 from fixstep.targets.errors import TargetError
@@ -82,7 +83,10 @@ class Vulkan:
     option: str | None
 
     memory: ClassVar[Memory] = "shared"
-    code_edits: ClassVar[str] = "exact arithmetic, 2"
+    code_edits: ClassVar[tuple[CodeEdit, ...]] = (
+        CodeEdit("executable-targets", "exact arithmetic, 2", exact_arithmetic),
+        CodeEdit("vm", "separate references, 2", separate_references),
+    )
 
     def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
@@ -108,10 +112,6 @@ class Vulkan:
         adapted = separate_movements(split_complex_selects(separate_narrow_products(adapted)))
         device = '#hal.device.alias<"vulkan"> : !hal.device' if self.option else _DEFAULT_DEVICE
         return one_queue(adapted, device)
-
-    def edit_code(self, code: str) -> str:
-        """Arithmetic that the driver may not rearrange."""
-        return exact_arithmetic(code)
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that SPIR-V code does not hold or computes wrongly."""

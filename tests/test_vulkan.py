@@ -1,6 +1,7 @@
 """Vulkan: devices, read-back, calls that return before the device is done, and what a machine without it is told."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -24,6 +25,7 @@ from fixstep.targets._adapt import (
     separate_narrow_products,
     split_complex_selects,
 )
+from fixstep.targets._branches import separate_references
 from fixstep.targets._spirv import exact_arithmetic
 from fixstep.targets.errors import DeviceError
 
@@ -225,6 +227,15 @@ def test_an_integer_is_rounded_before_it_is_narrow():
     assert round_integers_first(other) == other
 
 
+def test_a_branch_hands_on_every_reference_once():
+    branch = "      vm.cond_br %1, ^bb2(%r, %r, %2, %r : {0}, {0}, i32, {0}), ^bb3(%r, %f : {0}, {1})"
+    branch = branch.format("!vm.ref<!hal.buffer>", "!vm.ref<!hal.fence>")
+    *selections, edited = separate_references(branch).split("\n")
+    assert re.findall(r"(%\w+) = vm.select.ref %\w+, %r,", "".join(selections)) == ["%edited_0_0", "%edited_0_1"]
+    assert "^bb2(%r, %edited_0_0, %2, %edited_0_1 : " in edited
+    assert "^bb3(%r, %f : " in edited
+
+
 def test_a_boolean_selects():
     line = "  %3 = stablehlo.convert %2#1 : (tensor<4x8xi1>) -> tensor<4x8xf32>"
     adapted = select_for_booleans(line)
@@ -274,7 +285,7 @@ def test_code_keeps_its_arithmetic():
 def test_a_driver_does_not_rearrange_arithmetic(dtype, guarded, tmp_path, monkeypatch):
     """`bare` fails when IREE decorates its code, or on a driver that rearranges nothing: then the guard can go."""
     if not guarded:
-        monkeypatch.setattr(vulkan.Vulkan, "code_edits", "")
+        monkeypatch.setattr(vulkan.Vulkan, "code_edits", ())
     x = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1.0, -3.0, 1e-3], dtype)
     program = Program(
         init={"x": np.zeros((4, 8), dtype)},
