@@ -12,6 +12,21 @@ from typing import Any, Literal, Protocol
 Memory = Literal["host", "shared", "separate"]
 
 
+@dataclasses.dataclass(frozen=True)
+class CodeEdit:
+    """A change to what the compiler has made, between two of its phases.
+
+    Attributes:
+        phase: the last phase before it, a name that iree-compile knows (`vm`).
+        name: what it does, in words that change with it.
+        apply: from the code in the compiler's text form to the code as it should be.
+    """
+
+    phase: str
+    name: str
+    apply: Callable[[str], str]
+
+
 class Target(Protocol):
     """One place to run: how to compile for it, how to open its device, which dtypes it can hold.
 
