@@ -93,7 +93,7 @@ class Progress:
 
     def _line(self, text: str) -> None:
         if self._with_lines:
-            print(text, file=self._stream or sys.stdout, flush=True)
+            _print(text, self._stream or sys.stdout)
 
 
 class LogLines:
@@ -117,7 +117,7 @@ class LogLines:
         """Prints the line."""
         if state.steps % self._every == 0:
             parts = [f"epoch {state.epoch}/{state.epochs}", f"step {state.steps}", *shown(step_values(state))]
-            print("  ".join(parts), file=self._stream or sys.stdout, flush=True)
+            _print("  ".join(parts), self._stream or sys.stdout)
 
 
 def step_values(state: LoopState) -> dict[str, float]:
@@ -138,6 +138,16 @@ def _epoch_parts(state: LoopState) -> list[str]:
     if state.validated_at == state.steps and state.validation:
         parts.append(f"validation: {'  '.join(shown(state.validation))}")
     return parts
+
+
+def _print(text: str, stream: TextIO) -> None:
+    """Print a line; above the bar, if one is shown."""
+    bars = sys.modules.get("tqdm.auto")
+    if bars is None:
+        print(text, file=stream, flush=True)
+    else:
+        bars.tqdm.write(text, file=stream)
+        stream.flush()
 
 
 def _in_notebook() -> bool:

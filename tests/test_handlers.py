@@ -1,5 +1,6 @@
 """The handlers that follow a metric, and those that show and log."""
 
+import contextlib
 import csv
 import io
 import json
@@ -304,6 +305,17 @@ def test_log_lines(session):
     )
 
 
+def test_lines_stand_above_the_bar(session):
+    """Where a bar is shown, a line first clears it, so that it does not end up behind it."""
+    both = io.StringIO()
+    with contextlib.redirect_stderr(both):
+        train(session, [Progress(bar=True, stream=both), LogLines(every=1, stream=both)], [5, 4])
+    shown = [line.split("\r")[-1] for line in both.getvalue().split("\n")]
+    assert [line[:24] for line in shown if "loss" in line] == [
+        "epoch 1/2  step 1  loss ", "epoch 1/2  step 1  loss ", "epoch 2/2  step 2  loss ", "epoch 2/2  step 2  loss ",
+    ]  # fmt: skip
+
+
 def test_rows_of_validations_inside_an_epoch(tiny_artifact, tmp_path):
     data = ArrayData({"x": np.ones((32, 4), np.float32), "y": np.ones((32, 3), np.float32)}, 8)
     validate = On("iteration_completed", lambda state: state.validate(), when=every(3))
@@ -349,11 +361,17 @@ def test_without_tensorboardx_there_is_one_clear_error(tmp_path, monkeypatch):
 
 
 def test_progress_in_a_notebook_uses_its_bar(session, monkeypatch, capsys):
+    import tqdm.auto
+
     made = []
-    tqdm = pytest.importorskip("tqdm.auto")
-    plain = tqdm.tqdm
+
+    class Widget(tqdm.auto.tqdm):
+        def __init__(self, *args, **options):
+            made.append(options)
+            super().__init__(*args, **options)
+
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
-    monkeypatch.setattr(tqdm, "tqdm", lambda *args, **options: made.append(options) or plain(*args, **options))
+    monkeypatch.setattr(tqdm.auto, "tqdm", Widget)
     train(session, [Progress()], [5, 4])
     assert len(made) == 2
     assert "ncols" not in made[0]  # the widget has no columns
