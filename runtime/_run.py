@@ -179,6 +179,7 @@ class Run:
         """The batches that the epoch still has; false if the run ends before the epoch does."""
         state = self.state
         self.epoch_began_s, self.epoch_began_steps = time.perf_counter(), state.steps
+        unused: list[Any] = []
         with _closing(self._batches()) as batches:
             if self._interrupted():
                 return False
@@ -187,11 +188,12 @@ class Run:
                 if not self._ended():
                     self.handlers.iteration_started()
                 if state.stopped is not None or state.halting:
-                    _give_back(self.source, [batch])
+                    unused.append(batch)
                     break
                 self._step(batch)
                 if self._interrupted() or state.halting:
                     break
+        _give_back(self.source, unused)  # after those that were prefetched, which it goes before
         if state.stopped is not None:
             return False
         if state.batch == 0 and self.limits.iterations != 0 and not state.halting:

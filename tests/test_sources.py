@@ -63,7 +63,14 @@ def test_no_batch_of_an_iterator_is_lost_when_an_epoch_is_halted(tiny_artifact, 
         session.step(batch)
     expected = {path: array.tobytes() for path, array in session.state().items()}
     for event in ("iteration_completed", "iteration_started"):
-        halt = On(event, lambda state: HALT_EPOCH if state.steps in (2, 4) and state.batch else None)
+
+        def halt_when_some_are_ahead(state):
+            if state.steps in (2, 4) and state.batch:
+                time.sleep(0.05)  # the thread makes its batches meanwhile
+                return HALT_EPOCH
+            return None
+
+        halt = On(event, halt_when_some_are_ahead)
         assert state_after(tiny_artifact, stream(6), halt, epochs=3, prefetch=prefetch) == expected
 
 
