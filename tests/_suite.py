@@ -72,6 +72,21 @@ class Outcome:
     why: str
 
 
+def listed(lists: dict[str, dict[str, str]], target: str, name: str) -> str | None:
+    """The reason that a list gives for a case on a target."""
+    return lists.get(target.partition(":")[0], {}).get(name)
+
+
+def surprise(name: str, target: str, outcome: Outcome) -> str | None:
+    """How the outcome of a case that ran differs from what the lists say; None if it does not."""
+    never, today = listed(NEVER, target, name), listed(TODAY, target, name)
+    if never:
+        return None if outcome.status == "refused" else f"listed as impossible ({never}), but: {outcome}"
+    if today:
+        return f"listed as failing ({today}), but it passes" if outcome.status == "passes" else None
+    return outcome.why if outcome.status in ("refused", "fails") else None
+
+
 @functools.cache
 def outcomes(name: str) -> dict[str, Outcome]:
     """Compile a case for every target, compare it with JAX on each that has a device, and check the state's rules."""

@@ -11,6 +11,7 @@ from fixstep.frontend import Program, compile, infer_template
 from fixstep.frontend._lower import lower
 from fixstep.runtime import TargetError, load
 from fixstep.targets import cuda, parse
+from fixstep.targets._adapt import separate_scatters
 
 PTXAS = shutil.which("ptxas") or shutil.which("/usr/local/cuda/bin/ptxas")
 ABSENT = parse("cuda").unavailable({})
@@ -54,8 +55,23 @@ def test_a_machine_without_a_gpu_is_told_why(tiny_program, tmp_path):
         load(tmp_path / "a.fixstep")
 
 
+def test_a_scatter_stands_alone():
+    text = (
+        '  %5:2 = "stablehlo.scatter"(%1, %c, %4#1) <{indices_are_sorted = false}> ({\n'
+        "  ^bb0(%arg0: tensor<f32>):\n    stablehlo.return %arg0 : tensor<f32>\n"
+        "  }) : (tensor<4x2xf32>, tensor<3x1xi32>, tensor<3xf32>) -> tensor<4x2xf32>"
+    )
+    adapted = separate_scatters(text).split("\n")
+    assert adapted[1:] == text.split("\n")[1:]
+    assert adapted[0].startswith(
+        "  %adapted_5:3 = stablehlo.optimization_barrier %1, %c, %4#1 : "
+        "tensor<4x2xf32>, tensor<3x1xi32>, tensor<3xf32> %5:2 = "
+    )
+    assert '"stablehlo.scatter"(%adapted_5#0, %adapted_5#1, %adapted_5#2) <{' in adapted[0]
+
+
 @pytest.mark.skipif(PTXAS is None, reason="there is no ptxas on this machine")
-@pytest.mark.parametrize("name", ["adam", "causal_attention", "normal_numbers", "type_bfloat16", "sorting"])
+@pytest.mark.parametrize("name", ["adam", "causal_attention", "normal_numbers", "type_bfloat16", "sorting", "segments"])
 def test_the_ptx_assembles_for_its_own_gpu_and_newer_ones(name, tmp_path):
     init, step, batches = CASES[name].build()
     target = parse("cuda")

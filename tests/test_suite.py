@@ -1,8 +1,12 @@
 """Every case on every target: right, refused as it has to be, or skipped because this machine has no such device."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
-from _suite import ABSENT, NEVER, TARGETS, TODAY, outcomes
+from _suite import ABSENT, NEVER, TARGETS, TODAY, Outcome, listed, outcomes, surprise
 from _suite_cases import CASES
 
 from fixstep import targets
@@ -10,26 +14,17 @@ from fixstep.frontend import Program, compile
 from fixstep.runtime import load
 
 
-def listed(lists, target, name):
-    return lists.get(target.partition(":")[0], {}).get(name)
-
-
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_on_a_target(name, target):
+    assert not (listed(NEVER, target, name) and listed(TODAY, target, name)), "an entry of both lists"
     outcome = outcomes(name)[target]
-    never, today = listed(NEVER, target, name), listed(TODAY, target, name)
-    assert not (never and today), "an entry of both lists"
     if target in ABSENT:
         pytest.skip(ABSENT[target])
-    if never:
-        assert outcome.status == "refused", f"listed as impossible ({never}), but: {outcome}"
-    elif today:
-        assert outcome.status in ("refused", "fails", "absent"), f"listed as failing ({today}), but it passes"
-    elif outcome.status == "absent":
+    problem = surprise(name, target, outcome)
+    assert problem is None, problem
+    if outcome.status == "absent":
         pytest.skip(outcome.why)
-    else:
-        assert outcome.status == "passes", outcome.why
 
 
 @pytest.mark.parametrize("name", ["adam", "dropout", "every_second_step", "type_bfloat16"])
@@ -71,3 +66,31 @@ def test_the_lists_name_cases_that_exist():
             for name, reason in entries.items():
                 assert reason
                 assert name in CASES or name.startswith("zoo:"), name
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("adam", "passes", None),
+        ("adam", "absent", None),
+        ("adam", "fails", "why"),
+        ("adam", "refused", "why"),
+        ("host_callback", "refused", None),
+        ("host_callback", "passes", "listed as impossible"),
+        ("a_case", "passes", "listed as failing"),
+        ("a_case", "fails", None),
+    ],
+)
+def test_what_the_lists_do_not_say_is_told(name, status, said, monkeypatch):
+    monkeypatch.setitem(TODAY, "cpu", {"a_case": "a reason"})
+    found = surprise(name, "cpu:host", Outcome(status, "why"))
+    assert (found is None) if said is None else said in found
+
+
+def test_the_script_for_a_gpu_says_where_there_is_none():
+    reason = targets.parse("cuda").unavailable({})
+    if reason is None:
+        pytest.skip("this machine has a GPU")
+    script = Path(__file__).parent.parent / "scripts" / "cuda"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, f"nothing to run cuda on: {reason}\n", "")
