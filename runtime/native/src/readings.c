@@ -1,0 +1,138 @@
+// What a session gives to look at: results, metrics, averages, leaves of the state.
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "number.h"
+#include "session.h"
+
+status_t fx_session_read(fixstep_session_t* session, const buffers_t* buffers, const char* path, const char* what,
+                         void* data, size_t byte_length, fixstep_error_t** out_error) {
+  if (!buffers->items) return fx_fail(out_error, FIXSTEP_INVALID_ARGUMENT, "no %s: nothing was called yet", what);
+  const fixstep_leaf_t* leaf = path ? fx_leaf_list_find(buffers->leaves, path) : NULL;
+  if (!leaf) {
+    text_t message = {0};
+    fx_text_add(&message, "no %s '%s'; there are: ", what, path ? path : "");
+    for (size_t i = 0; i < buffers->leaves->count; ++i) {
+      fx_text_add(&message, "%s%s", i ? ", " : "", buffers->leaves->items[i].path);
+    }
+    if (!buffers->leaves->count) fx_text_add(&message, "none");
+    return fx_fail_with_text(out_error, FIXSTEP_INVALID_ARGUMENT, &message);
+  }
+  if (byte_length != leaf->byte_length || (byte_length && !data)) {
+    return fx_fail(out_error, FIXSTEP_INVALID_ARGUMENT, "%s: expected room for %zu bytes, got %zu", leaf->path,
+                   leaf->byte_length, data ? byte_length : 0);
+  }
+  return session->backend->read(session->device, buffers->items[leaf - buffers->leaves->items], leaf, data, out_error);
+}
+
+fixstep_status_t fixstep_session_read_result(fixstep_session_t* session, const char* function, const char* path,
+                                             void* data, size_t byte_length, fixstep_error_t** out_error) {
+  if (out_error) *out_error = NULL;
+  int index = 0;
+  status_t status = fx_session_function(session, function, &index, out_error);
+  if (status != FIXSTEP_OK) return status;
+  return fx_session_read(session, &session->results[index], path, "result", data, byte_length, out_error);
+}
+
+fixstep_status_t fixstep_session_read_metric(fixstep_session_t* session, const char* function, const char* path,
+                                             double* out_value, fixstep_error_t** out_error) {
+  *out_value = 0;
+  if (out_error) *out_error = NULL;
+  int index = 0;
+  status_t status = fx_session_function(session, function, &index, out_error);
+  if (status != FIXSTEP_OK) return status;
+  const buffers_t* results = &session->results[index];
+  const fixstep_leaf_t* leaf = results->items && path ? fx_leaf_list_find(results->leaves, path) : NULL;
+  uint64_t room[2] = {0};  // the largest element
+  size_t byte_length = leaf ? leaf->byte_length : 0;
+  if (byte_length > sizeof(room)) byte_length = 0;  // no scalar; refused as a wrong length
+  status = fx_session_read(session, results, path, "metric", room, byte_length, out_error);
+  if (status == FIXSTEP_OK && !fx_number_of(leaf->dtype, room, out_value)) {
+    status = fx_fail(out_error, FIXSTEP_INVALID_ARGUMENT, "%s: a %s is no plain number; read the result", path,
+                     fixstep_dtype_name(leaf->dtype));
+  }
+  return status;
+}
+
+// A sum by its word and the metric's name, `sum/loss`; `out_found` is false where there is none.
+static status_t read_sum(fixstep_session_t* session, const buffers_t* sums, const char* word, const char* metric,
+                         bool* out_found, double* out_value, fixstep_error_t** out_error) {
+  text_t path = {0};
+  fx_text_add(&path, "%s%s%s", word, metric ? "/" : "", metric ? metric : "");
+  const fixstep_leaf_t* leaf = path.failed ? NULL : fx_leaf_list_find(sums->leaves, path.data);
+  status_t status = path.failed ? fx_fail_memory(out_error) : FIXSTEP_OK;
+  // Integers, which the device adds up in two words, have one dimension.
+  bool words = leaf && leaf->dtype == FIXSTEP_UINT32 && leaf->rank == 1 && leaf->shape[0] == 2;
+  *out_found = leaf && (words || leaf->rank == 0);
+  uint64_t room[2] = {0};
+  if (*out_found && status == FIXSTEP_OK) {
+    status = fx_session_read(session, sums, path.data, "average", room, leaf->byte_length, out_error);
+  }
+  if (*out_found && status == FIXSTEP_OK) {
+    if (words) {
+      *out_value = fx_number_of_words(room);
+    } else {
+      *out_found = fx_number_of(leaf->dtype, room, out_value);
+    }
+  }
+  fx_text_release(&path);
+  return status;
+}
+
+fixstep_status_t fixstep_session_read_average(fixstep_session_t* session, const char* function, const char* metric,
+                                              double* out_value, fixstep_error_t** out_error) {
+  *out_value = (double)NAN;
+  if (out_error) *out_error = NULL;
+  int index = 0;
+  status_t status = fx_session_function(session, function, &index, out_error);
+  if (status != FIXSTEP_OK) return status;
+  const buffers_t* sums = &session->accumulators[index].current;
+  if (!sums->items || !metric) {
+    return fx_fail(out_error, FIXSTEP_INVALID_ARGUMENT, "%s has no averages", function);
+  }
+  bool found, logarithm = false, weighted;
+  double total = 0, weight = 0, count = 0;
+  status = read_sum(session, sums, "count", NULL, &found, &count, out_error);
+  if (status == FIXSTEP_OK) status = read_sum(session, sums, "total", metric, &found, &total, out_error);
+  if (status != FIXSTEP_OK || found) {
+    if (status == FIXSTEP_OK && count != 0) *out_value = total;
+    return status;
+  }
+  status = read_sum(session, sums, "sum", metric, &found, &total, out_error);
+  if (status == FIXSTEP_OK && !found) {
+    status = read_sum(session, sums, "logsum", metric, &found, &total, out_error);
+    logarithm = true;
+  }
+  if (status == FIXSTEP_OK && !found) {
+    return fx_fail(out_error, FIXSTEP_INVALID_ARGUMENT, "%s has no average of a metric '%s'", function, metric);
+  }
+  if (status == FIXSTEP_OK) status = read_sum(session, sums, "weight", metric, &weighted, &weight, out_error);
+  if (status != FIXSTEP_OK) return status;
+  double divisor = weighted ? weight : count;
+  double mean = divisor != 0 && count != 0 ? total / divisor : (double)NAN;
+  *out_value = logarithm ? exp(mean) : mean;
+  return FIXSTEP_OK;
+}
+
+fixstep_status_t fixstep_session_reset_averages(fixstep_session_t* session, const char* function,
+                                                fixstep_error_t** out_error) {
+  if (out_error) *out_error = NULL;
+  int index = 0;
+  status_t status = fx_session_function(session, function, &index, out_error);
+  if (status != FIXSTEP_OK) return status;
+  buffers_t* sums = &session->accumulators[index].current;
+  if (!sums->items) return fx_fail(out_error, FIXSTEP_INVALID_ARGUMENT, "%s has no averages", function);
+  buffers_t zeros;
+  status = fx_buffers_make(session, sums->leaves, NULL, &zeros, out_error);
+  if (status != FIXSTEP_OK) return status;
+  fx_buffers_replace(session, sums, &zeros);
+  if (index == FUNCTION_STEP) session->can_roll_back = false;
+  return FIXSTEP_OK;
+}
+
+fixstep_status_t fixstep_session_read_leaf(fixstep_session_t* session, const char* path, void* data, size_t byte_length,
+                                           fixstep_error_t** out_error) {
+  if (out_error) *out_error = NULL;
+  return fx_session_read(session, &session->state.current, path, "leaf", data, byte_length, out_error);
+}

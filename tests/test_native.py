@@ -1,0 +1,255 @@
+"""The C library: its own tests, and that it is the same runtime as Python's, bit for bit, on real compiled steps."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import iree.runtime
+import numpy as np
+import pytest
+from conftest import tiny_batch
+
+from fixstep.runtime import load
+from fixstep.runtime._artifact import Artifact
+from fixstep.runtime._checkpoint import read_checkpoint
+from fixstep.targets.errors import FixstepError
+
+ROOT = Path(__file__).parent.parent
+CORPUS = ROOT / "runtime/native/tests/corpus"
+RUN_MODULE = Path(iree.runtime.__file__).parent.parent / "_runtime_libs" / "iree-run-module"
+LIBRARIES = ("jansson", "libsodium", "minizip", "zlib")
+
+
+def _absent() -> str | None:
+    for program in ("cmake", "cc", "c++", "pkg-config"):
+        if shutil.which(program) is None:
+            return f"no {program}"
+    if subprocess.run(["pkg-config", "--exists", *LIBRARIES]).returncode != 0:
+        return f"not all of the libraries {', '.join(LIBRARIES)}"
+    return None
+
+
+pytestmark = pytest.mark.skipif(_absent() is not None, reason=f"the C library cannot be built here: {_absent()}")
+
+
+def _run(*command: str | Path, cwd: Path | None = None, **environment: str) -> str:
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, cwd=cwd, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def _build(folder: Path, *options: str) -> Path:
+    _run("cmake", "-S", ROOT, "-B", folder, "-DFIXSTEP_BUILD_TESTS=ON", "-DFIXSTEP_WARNINGS_AS_ERRORS=ON", *options)
+    _run("cmake", "--build", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory) -> Path:
+    """The library and its tests as users build them."""
+    return _build(tmp_path_factory.mktemp("native") / "plain", "-DFIXSTEP_WITH_IREE=OFF")
+
+
+@pytest.fixture(scope="session")
+def sanitized(tmp_path_factory) -> Path:
+    """The same under the address, leak and undefined-behaviour sanitizers."""
+    options = ("-DFIXSTEP_SANITIZE=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DFIXSTEP_WITH_IREE=OFF")
+    return _build(tmp_path_factory.mktemp("native") / "sanitized", *options)
+
+
+@pytest.fixture(scope="session")
+def native(sanitized, tiny_artifact):
+    """Runs commands on a session of the tiny artifact in C, through `iree-run-module`: one text for each command."""
+
+    def run(*commands: str, artifact: Path = tiny_artifact, run_module: Path = RUN_MODULE) -> list[str]:
+        tool = sanitized / "runtime/native/tests/session_tool"
+        out = _run(tool, run_module, artifact, *commands)
+        return [part.strip("\n") for part in out.split("--\n")][: len(commands)]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def batch_files(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("batches")
+    paths = [folder / f"batch{seed}.npz" for seed in range(9)]
+    for seed, path in enumerate(paths):
+        np.savez(path, **tiny_batch(seed))
+    return paths
+
+
+def test_its_own_tests(plain):
+    _run("ctest", "--output-on-failure", "-LE", "fuzz", cwd=plain)
+
+
+def test_its_own_tests_under_sanitizers_and_mutated_files(sanitized):
+    _run("ctest", "--output-on-failure", cwd=sanitized)
+
+
+def test_the_corpus_is_what_python_reads():
+    assert Artifact.open(CORPUS / "artifact-whole").program == "ab" * 32
+    assert read_checkpoint(CORPUS / "checkpoint-whole").steps == 7
+
+
+def test_step_evaluate_and_predict_give_pythons_bits(native, tiny_artifact, batch_files, tmp_path):
+    inputs = tmp_path / "inputs.npz"
+    np.savez(inputs, x=tiny_batch(5)["x"])
+    session = load(tiny_artifact, seed=2**40 + 3)
+    start = session.state()["w"].tobytes().hex()
+    losses = [float(session.step(tiny_batch(seed))["loss"]) for seed in (0, 1)]
+    evaluated = float(session.evaluate(tiny_batch(2))["loss"])
+    out = native(
+        f"open|{2**40 + 3}", "leaf|w", f"call|step|{batch_files[0]}", "metric|step|loss",
+        f"call|step|{batch_files[1]}", "metric|step|loss", "average|step|loss", "leaf|w", "leaf|steps",
+        f"call|evaluate|{batch_files[2]}", "metric|evaluate|loss", "average|evaluate|loss",
+        f"call|predict|{inputs}", "result|predict|y", "leaf|w", "steps",
+    )  # fmt: skip
+    w = session.state()["w"].tobytes().hex()
+    assert out[1] == start
+    assert [float(out[3]), float(out[5])] == losses
+    assert float(out[6]) == session.averages()["loss"]
+    assert out[7] == out[14] == w
+    assert out[8] == "02000000"
+    assert float(out[10]) == evaluated == float(out[11])
+    assert out[13] == session.predict({"x": tiny_batch(5)["x"]})["y"].tobytes().hex()
+    assert out[15] == "2"
+
+
+def test_a_run_goes_from_python_to_c_and_back(native, tiny_artifact, batch_files, tmp_path):
+    whole = load(tiny_artifact, seed=1)
+    for seed in range(9):
+        whole.step(tiny_batch(seed))
+    first, second = tmp_path / "first", tmp_path / "second"
+    session = load(tiny_artifact, seed=1)
+    for seed in range(3):
+        session.step(tiny_batch(seed))
+    position = {"epoch": 3, "seed": 2**100, "text": 'é"\\\n', "list": [1.5, None, True, 1e-7]}
+    session.save(first, position=position)
+    steps = [f"call|step|{path}" for path in batch_files[3:6]]
+    out = native("open|0", f"restore|{first}", *steps, f'save|{second}|{{"epoch": 4}}', "steps")
+    assert out[-1] == "6"
+    session = load(tiny_artifact, seed=7)
+    assert session.restore(second) == {"epoch": 4}
+    for seed in range(6, 9):
+        session.step(tiny_batch(seed))
+    assert session.steps == 9
+    assert session.averages() == whole.averages()
+    assert {k: v.tobytes() for k, v in session.state().items()} == {k: v.tobytes() for k, v in whole.state().items()}
+
+
+def test_checkpoints_of_both_have_the_same_bytes(native, tiny_artifact, tmp_path):
+    session = load(tiny_artifact, seed=1)
+    session.step(tiny_batch())
+    session.save(tmp_path / "python", position={"a": [1, 2.5, None, 'é"\\\n\t'], "b": {}})
+    first = native("open|0", f"restore|{tmp_path / 'python'}")[1]
+    position = first.splitlines()[0].removeprefix("found ")
+    native("open|0", f"restore|{tmp_path / 'python'}", f"save|{tmp_path / 'c'}|{position}")
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "python").read_bytes()
+
+
+# Leaf paths with dtype and shape, as Python and C are given them.
+WRONG = {
+    "dtype": {"x": ("float64", (8, 4)), "y": ("float32", (8, 3))},
+    "unsigned": {"x": ("uint32", (8, 4)), "y": ("float32", (8, 3))},
+    "rank": {"x": ("float32", (8, 4, 1)), "y": ("float32", (8, 3))},
+    "scalar": {"x": ("float32", ()), "y": ("float32", (8, 3))},
+    "short batch": {"x": ("float32", (7, 4)), "y": ("float32", (7, 3))},
+    "empty batch": {"x": ("float32", (0, 4)), "y": ("float32", (8, 3))},
+    "missing": {"y": ("float32", (8, 3))},
+    "nothing": {},
+    "misspelled": {"X": ("float32", (8, 4)), "ys": ("float32", (8, 3))},
+    "quoted": {"x'": ("float32", (8, 4)), 'y"': ("int8", ())},
+    "below": {"x/a": ("float32", (4,)), "x/b": ("float32", (4,)), "y": ("float32", (8, 3))},
+    "unexpected": {"x": ("float32", (8, 4)), "y": ("float32", (8, 3)), "z": ("bool", (2,)), "a/b": ("int64", ())},
+    "everything": {"x": ("bfloat16", (3,)), "yy": ("float32", (8, 3)), "z": ("complex64", (1, 1))},
+}
+
+
+def _zeros(leaves: dict[str, tuple[str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
+    from fixstep.runtime._signature import dtype_from_name
+
+    return {path: np.zeros(shape, dtype_from_name(dtype)) for path, (dtype, shape) in leaves.items()}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_batch_gives_the_same_text(native, tiny_artifact, case):
+    session = load(tiny_artifact)
+    words = "".join(f"|{p} {dtype} {','.join(map(str, shape))}" for p, (dtype, shape) in WRONG[case].items())
+    out = native("open|0", *(f"fit|{what}{words}" for what in ("step", "predict", "state")))
+    for text, call in zip(out[1:], (session.step, session.predict, session.load_state), strict=True):
+        with pytest.raises(FixstepError) as caught:
+            call(_zeros(WRONG[case]))
+        assert text == f"error 3 {caught.value}"
+
+
+def test_names_that_are_alike_are_found_as_python_finds_them(native, tiny_artifact):
+    rng = np.random.default_rng(0)
+    session = load(tiny_artifact)
+    for _ in range(20):
+        names = {"".join(rng.choice(list("xystepw/AB"), rng.integers(1, 6))).strip("/") or "q" for _ in range(6)}
+        names = {name for name in names if name.partition("/")[0] not in ("w", "steps")}
+        leaves = dict.fromkeys(sorted(names), ("int8", (1,)))
+        words = "".join(f"|{name} int8 1" for name in leaves)
+        with pytest.raises(FixstepError) as caught:
+            session.load_state(_zeros(leaves))
+        assert native("open|0", f"fit|state{words}")[1] == f"error 3 {caught.value}"
+
+
+def test_a_failed_step_leaves_the_state_as_it_was(native, batch_files, tmp_path):
+    # The third call fails: init and one step succeed before it.
+    script = tmp_path / "run-module"
+    script.write_text(f'#!/bin/sh\necho >> {tmp_path}/calls\n[ $(wc -l < {tmp_path}/calls) = 3 ] && exit 1\n'
+                      f'exec {RUN_MODULE} "$@"\n')  # fmt: skip
+    script.chmod(0o755)
+    step = f"call|step|{batch_files[0]}"
+    out = native(
+        "open|1", step, "leaf|w", step, "leaf|w", "steps", "average|step|loss", step, "steps", run_module=script
+    )
+    assert out[3] == "error 7 the device failed in step: iree-run-module failed; the state is unchanged"
+    assert out[2] == out[4]
+    assert (out[5], out[8]) == ("1", "2")
+
+
+def test_rollback_takes_one_step_back(native, batch_files):
+    out = native(
+        "open|1", f"call|step|{batch_files[0]}", "leaf|w", "average|step|loss", f"call|step|{batch_files[1]}",
+        "rollback", "leaf|w", "average|step|loss", "steps", "rollback",
+    )  # fmt: skip
+    assert out[2:4] == out[6:8]
+    assert out[8] == "1"
+    assert out[9].startswith("error 1 there is no step to take back")
+
+
+def test_a_folder_of_checkpoints(native, batch_files, tmp_path):
+    folder = tmp_path / "made" / "here"
+    step, save = f"call|step|{batch_files[0]}", f"save_in|{folder}|2"
+    assert native("open|1", f"latest|{folder}")[1] == "none \nok"
+    native("open|1", step, save, step, save, step, save)
+    assert sorted(p.name for p in folder.iterdir()) == [f"step-0000000{n}.safetensors" for n in (2, 3)]
+    newest = folder / "step-00000003.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    found = native("open|1", f"latest|{folder}", "steps")
+    assert found[2] == "2"
+    assert "passed over   " + str(newest) in found[1]
+    (folder / "step-00000002.safetensors").write_bytes(b"")
+    assert "no checkpoint in the folder can be read" in native("open|1", f"latest|{folder}")[1]
+
+
+def test_what_is_refused(native, tiny_artifact, tmp_path):
+    other = CORPUS / "checkpoint-whole"
+    session = load(tiny_artifact)
+    out = native("open|1", f"restore|{other}", "save|/nowhere/a|{}", f"save|{tmp_path}/a|[1]", "reset|init")
+    with pytest.raises(FixstepError) as caught:
+        session.restore(other)
+    assert out[1].splitlines()[0].replace("error 5 ", "") == str(caught.value).splitlines()[0]
+    with pytest.raises(FixstepError) as caught:
+        session.save("/nowhere/a")
+    folder = "Make its folder first. What was there before is unchanged."
+    assert out[2] == f"error 5 /nowhere/a: cannot write it: No such file or directory. {folder}"
+    assert str(caught.value).startswith("/nowhere/a: cannot write it: No such file or directory. ")
+    assert out[3] == "error 1 position: expected one JSON object"
+    assert native("open|1|abacus")[0] == "error 6 the artifact has no code for target 'abacus'; it was compiled for cpu"
+    assert list(tmp_path.iterdir()) == []
