@@ -46,7 +46,7 @@ def compile_module(text: str, target: Target, lines: Mapping[int, str]) -> tuple
     flags = ["--iree-input-type=stablehlo", *target.compile_flags(text)]
     # `host` means another processor on another machine, so what it was resolved to is part of the key.
     key = _cache.cache_key(
-        text, [*flags, repr(requirements), *(edit.name for edit in target.code_edits)], compiler_version()
+        text, [*flags, repr(requirements), *(edit.name for edit in target.code_edits(text))], compiler_version()
     )
     module = _cache.lookup(key)
     if module is None:
@@ -78,7 +78,7 @@ def _run(text: str, flags: list[str], target: Target, lines: Mapping[int, str], 
 def _compiled(text: str, flags: list[str], target: Target, output: Path) -> subprocess.CompletedProcess[bytes]:
     """Compile to a file, in parts where the target edits the code in between."""
     start: list[str] = []
-    for number, edit in enumerate(target.code_edits):
+    for number, edit in enumerate(target.code_edits(text)):
         code = output.with_suffix(f".{number}.mlir")
         done = _iree_compile(text, [*flags, *start, f"--compile-to={edit.phase}", "-o", str(code)])
         if done.returncode:

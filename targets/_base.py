@@ -34,12 +34,10 @@ class Target(Protocol):
         text: the target as written, `cpu:host`.
         memory: how the host gets at the device's memory: it is the host's own, the driver may let the host share it,
             or it is separate.
-        code_edits: what the compiled code needs that the compiler leaves out, in the order of the phases.
     """
 
     text: str
     memory: Memory
-    code_edits: tuple[CodeEdit, ...]
 
     def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile for this target and a StableHLO module, complete but for input and output."""
@@ -59,6 +57,10 @@ class Target(Protocol):
 
     def requirements(self, configured: str, module: str) -> dict[str, Any]:
         """What the compiled code needs of a machine and its device, as JSON for the artifact.
+    def code_edits(self, module: str) -> tuple[CodeEdit, ...]:
+        """What the compiled code of a module needs that the compiler leaves out, in the order of the phases."""
+        ...
+
 
         Args:
             configured: the `#hal.executable.target` attribute that the compiler made of the flags.

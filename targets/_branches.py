@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import re
 
+from fixstep.targets._base import CodeEdit
+
 _BRANCH = re.compile(r"^(\s*)vm\.(?:cond_)?br .*!vm\.ref<")
 _SUCCESSOR = re.compile(r"(\^bb\d+)\(([^:()]*) : ([^()]*)\)")
+
+
+def separated_references(module: str) -> tuple[CodeEdit, ...]:
+    """The edit that `separate_references` is, for a StableHLO module that has loops; others have no such branches."""
+    if "stablehlo.while" not in module:
+        return ()
+    return (CodeEdit("vm", "separate references, 2", separate_references),)
 
 
 def separate_references(code: str) -> str:

@@ -19,6 +19,7 @@ import iree.runtime as ireert
 
 from fixstep.targets._adapt import round_integers_first
 from fixstep.targets._base import CodeEdit, Memory
+from fixstep.targets._branches import separated_references
 from fixstep.targets.errors import TargetError
 
 _ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "arm_64": "aarch64"}
@@ -79,7 +80,6 @@ class Cpu:
     triple: str | None
 
     memory: ClassVar[Memory] = "host"
-    code_edits: ClassVar[tuple[CodeEdit, ...]] = ()
 
     def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
@@ -92,6 +92,10 @@ class Cpu:
             "--iree-llvmcpu-reassociate-fp-reductions=true",
             # Command buffers that are kept between calls failed in some programs with conditionals beside other load;
             # recording them anew costs a few microseconds a call.
+    def code_edits(self, module: str) -> tuple[CodeEdit, ...]:
+        """Branches that lose no buffer."""
+        return separated_references(module)
+
             "--iree-hal-memoization=false",
         ]
         if self.triple is not None:

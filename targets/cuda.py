@@ -18,7 +18,7 @@ import iree.runtime as ireert
 
 from fixstep.targets._adapt import separate_scatters
 from fixstep.targets._base import CodeEdit, Memory
-from fixstep.targets._branches import separate_references
+from fixstep.targets._branches import separated_references
 from fixstep.targets._devices import choose, none_runs, opened
 from fixstep.targets.errors import TargetError
 
@@ -49,7 +49,6 @@ class Cuda:
     architecture: str
 
     memory: ClassVar[Memory] = "separate"
-    code_edits: ClassVar[tuple[CodeEdit, ...]] = (CodeEdit("vm", "separate references, 2", separate_references),)
 
     def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
@@ -60,6 +59,10 @@ class Cuda:
             # Both pipelines fail on shapes that are no multiples of the hardware's tiles.
             "--iree-codegen-llvmgpu-use-reduction-vector-distribution=false",
             "--iree-codegen-llvmgpu-use-vector-distribution=false",
+    def code_edits(self, module: str) -> tuple[CodeEdit, ...]:
+        """Branches that lose no buffer."""
+        return separated_references(module)
+
             # Constants would be evaluated on the CPU, with faults of its own.
             "--iree-opt-const-eval=false",
             # Without it float64 silently becomes float32, in the public signature too.

@@ -27,7 +27,7 @@ from fixstep.targets._adapt import (
     split_complex_selects,
 )
 from fixstep.targets._base import CodeEdit, Memory
-from fixstep.targets._branches import separate_references
+from fixstep.targets._branches import separated_references
 from fixstep.targets._devices import choose, none_runs, opened
 from fixstep.targets._spirv import exact_arithmetic
 from fixstep.targets.errors import TargetError
@@ -83,10 +83,6 @@ class Vulkan:
     option: str | None
 
     memory: ClassVar[Memory] = "shared"
-    code_edits: ClassVar[tuple[CodeEdit, ...]] = (
-        CodeEdit("executable-targets", "exact arithmetic, 2", exact_arithmetic),
-        CodeEdit("vm", "separate references, 2", separate_references),
-    )
 
     def compile_flags(self, module: str = "") -> list[str]:
         """Flags of iree-compile; each stands against a fault or was never worse than the default."""
@@ -100,6 +96,11 @@ class Vulkan:
             # As on the CPU (see cpu.py): such command buffers failed in some programs beside other load.
             "--iree-hal-memoization=false",
         ]
+    def code_edits(self, module: str) -> tuple[CodeEdit, ...]:
+        """Arithmetic that the driver may not rearrange, and branches that lose no buffer."""
+        exact = CodeEdit("executable-targets", "exact arithmetic, 2", exact_arithmetic)
+        return (exact, *separated_references(module))
+
 
     def adapt(self, module: str) -> str:
         """Conversions, products of 16-bit floats, selections of complex numbers and broadcasts, as they come out right.

@@ -4,14 +4,19 @@ import inspect
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
 from conftest import tiny_batch
 
 import fixstep.targets
 from fixstep import targets
-from fixstep.frontend import compile
+from fixstep.frontend import Program, compile
+from fixstep.frontend.rewrites import _module
 from fixstep.runtime import Artifact, load
+from fixstep.targets import cpu
 from fixstep.targets._base import Target
+from fixstep.targets.errors import DeviceError
 
 MADE_UP = '''
 """A made-up target: the CPU under another name, and preferred to it."""
@@ -83,3 +88,28 @@ def test_the_manifest_says_what_each_target_needs(tiny_program, tmp_path):
     needs = {e["text"]: e["requires"] for e in Artifact.open(tmp_path / "a.fixstep").manifest["targets"]}
     assert needs["cuda:sm_86"] == {"compute_capability": 86}
     assert "f32" in needs["vulkan"]["types"]
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "bare"])
+def test_a_loop_that_exchanges_carries_loses_none(guarded, tmp_path, monkeypatch):
+    """`bare` fails when IREE is mended: then the edit can go. The barriers that hide the fault are taken away."""
+    monkeypatch.setattr(_module, "separate_carries", lambda module: None)
+    if not guarded:
+        monkeypatch.setattr(cpu.Cpu, "code_edits", lambda self, module: ())
+
+    def step(state, batch):
+        carries = tuple(batch[name] * 1.5 for name in "abc")
+        turned = jax.lax.fori_loop(0, batch["n"], lambda i, t: (t[1] * 0.5 + i, t[2], t[0]), carries)
+        return {"a": state["a"]}, {str(i): value for i, value in enumerate(turned)}
+
+    a = np.arange(1, 5, dtype=np.float32)
+    batch = {"n": np.int32(5), "a": a, "b": a + 10, "c": a + 20}
+    compile(Program(init={"a": a}, step=step, batch=batch), tmp_path / "a.fixstep", targets=["cpu"], verify=False)
+    session = load(tmp_path / "a.fixstep", target="cpu")
+    if not guarded:
+        with pytest.raises(DeviceError, match="indirect buffer reference slot 0 is out range"):
+            session.step(batch)
+        return
+    metrics = session.step(batch)
+    for name, expected in step({"a": a}, batch)[1].items():
+        np.testing.assert_allclose(metrics[name].numpy(), expected)
