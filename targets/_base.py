@@ -47,6 +47,10 @@ class Target(Protocol):
         """The StableHLO text as this target's code generator needs it: the same numbers, every line in its place."""
         ...
 
+    def code_edits(self, module: str) -> tuple[CodeEdit, ...]:
+        """What the compiled code of a module needs that the compiler leaves out, in the order of the phases."""
+        ...
+
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that the target cannot hold or compute with; None if it can."""
         ...
@@ -57,10 +61,6 @@ class Target(Protocol):
 
     def requirements(self, configured: str, module: str) -> dict[str, Any]:
         """What the compiled code needs of a machine and its device, as JSON for the artifact.
-    def code_edits(self, module: str) -> tuple[CodeEdit, ...]:
-        """What the compiled code of a module needs that the compiler leaves out, in the order of the phases."""
-        ...
-
 
         Args:
             configured: the `#hal.executable.target` attribute that the compiler made of the flags.

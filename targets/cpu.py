@@ -92,10 +92,6 @@ class Cpu:
             "--iree-llvmcpu-reassociate-fp-reductions=true",
             # Command buffers that are kept between calls failed in some programs with conditionals beside other load;
             # recording them anew costs a few microseconds a call.
-    def code_edits(self, module: str) -> tuple[CodeEdit, ...]:
-        """Branches that lose no buffer."""
-        return separated_references(module)
-
             "--iree-hal-memoization=false",
         ]
         if self.triple is not None:
@@ -108,6 +104,10 @@ class Cpu:
     def adapt(self, module: str) -> str:
         """Conversions of integers to bfloat16 in two steps: those in one call a C library on older processors."""
         return round_integers_first(module)
+
+    def code_edits(self, module: str) -> tuple[CodeEdit, ...]:
+        """Branches that lose no buffer."""
+        return separated_references(module)
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that IREE's CPU code does not hold or computes wrongly."""

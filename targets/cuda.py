@@ -59,10 +59,6 @@ class Cuda:
             # Both pipelines fail on shapes that are no multiples of the hardware's tiles.
             "--iree-codegen-llvmgpu-use-reduction-vector-distribution=false",
             "--iree-codegen-llvmgpu-use-vector-distribution=false",
-    def code_edits(self, module: str) -> tuple[CodeEdit, ...]:
-        """Branches that lose no buffer."""
-        return separated_references(module)
-
             # Constants would be evaluated on the CPU, with faults of its own.
             "--iree-opt-const-eval=false",
             # Without it float64 silently becomes float32, in the public signature too.
@@ -76,6 +72,10 @@ class Cuda:
     def adapt(self, module: str) -> str:
         """Scatters apart from what makes their operands, which is all that the code generator takes."""
         return separate_scatters(module)
+
+    def code_edits(self, module: str) -> tuple[CodeEdit, ...]:
+        """Branches that lose no buffer."""
+        return separated_references(module)
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that PTX code of IREE does not hold."""

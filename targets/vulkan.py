@@ -96,11 +96,6 @@ class Vulkan:
             # As on the CPU (see cpu.py): such command buffers failed in some programs beside other load.
             "--iree-hal-memoization=false",
         ]
-    def code_edits(self, module: str) -> tuple[CodeEdit, ...]:
-        """Arithmetic that the driver may not rearrange, and branches that lose no buffer."""
-        exact = CodeEdit("executable-targets", "exact arithmetic, 2", exact_arithmetic)
-        return (exact, *separated_references(module))
-
 
     def adapt(self, module: str) -> str:
         """Conversions, products of 16-bit floats, selections of complex numbers and broadcasts, as they come out right.
@@ -113,6 +108,11 @@ class Vulkan:
         adapted = separate_movements(split_complex_selects(separate_narrow_products(adapted)))
         device = '#hal.device.alias<"vulkan"> : !hal.device' if self.option else _DEFAULT_DEVICE
         return one_queue(adapted, device)
+
+    def code_edits(self, module: str) -> tuple[CodeEdit, ...]:
+        """Arithmetic that the driver may not rearrange, and branches that lose no buffer."""
+        exact = CodeEdit("executable-targets", "exact arithmetic, 2", exact_arithmetic)
+        return (exact, *separated_references(module))
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that SPIR-V code does not hold or computes wrongly."""
