@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import iree.runtime
@@ -18,6 +19,8 @@ from fixstep.targets.errors import FixstepError
 ROOT = Path(__file__).parent.parent
 CORPUS = ROOT / "runtime/native/tests/corpus"
 RUN_MODULE = Path(iree.runtime.__file__).parent.parent / "_runtime_libs" / "iree-run-module"
+# Where an IREE runtime is installed, the tests run on the library's own backend too.
+IREE_DIR = os.environ.get("FIXSTEP_IREE_RUNTIME_DIR")
 LIBRARIES = ("jansson", "libsodium", "minizip", "zlib")
 
 
@@ -55,18 +58,20 @@ def plain(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def sanitized(tmp_path_factory) -> Path:
-    """The same under the address, leak and undefined-behaviour sanitizers."""
-    options = ("-DFIXSTEP_SANITIZE=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DFIXSTEP_WITH_IREE=OFF")
+    """The same under the address, leak and undefined-behaviour sanitizers, and on IREE where it is installed."""
+    iree_option = f"-DIREERuntime_DIR={IREE_DIR}" if IREE_DIR else "-DFIXSTEP_WITH_IREE=OFF"
+    options = ("-DFIXSTEP_SANITIZE=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", iree_option)
     return _build(tmp_path_factory.mktemp("native") / "sanitized", *options)
 
 
-@pytest.fixture(scope="session")
-def native(sanitized, tiny_artifact):
-    """Runs commands on a session of the tiny artifact in C, through `iree-run-module`: one text for each command."""
+@pytest.fixture(scope="session", params=["run-module", *(["iree"] if IREE_DIR else [])])
+def native(request, sanitized, tiny_artifact):
+    """Runs commands on a session of the tiny artifact in C: one text for each command."""
 
     def run(*commands: str, artifact: Path = tiny_artifact, run_module: Path = RUN_MODULE) -> list[str]:
         tool = sanitized / "runtime/native/tests/session_tool"
-        out = _run(tool, run_module, artifact, *commands)
+        backend = "-" if request.param == "iree" and run_module == RUN_MODULE else run_module
+        out = _run(tool, backend, artifact, *commands)
         return [part.strip("\n") for part in out.split("--\n")][: len(commands)]
 
     return run
@@ -253,3 +258,97 @@ def test_what_is_refused(native, tiny_artifact, tmp_path):
     assert out[3] == "error 1 position: expected one JSON object"
     assert native("open|1|abacus")[0] == "error 6 the artifact has no code for target 'abacus'; it was compiled for cpu"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory) -> Path:
+    """A folder with the digits as data and as an artifact."""
+    from examples.digits import program
+    from fixstep.frontend import compile
+
+    folder = tmp_path_factory.mktemp("digits")
+    _run(sys.executable, ROOT / "examples/digits_data.py", folder)
+    compile(program, folder / "digits.fixstep", targets=["cpu"])
+    return folder
+
+
+def test_fixstep_train_learns_the_digits_and_resumes(plain, digits, tmp_path):
+    train = plain / "runtime/native/tests/train_on_run_module"
+
+    def run(folder: Path, epochs: int) -> list[str]:
+        return _run(
+            train, digits / "digits.fixstep", "--data", digits / "digits-train.npz", "--validate",
+            digits / "digits-test.npz", "--epochs", str(epochs), "--checkpoint-dir", folder, "--keep", "1",
+            IREE_RUN_MODULE=str(RUN_MODULE),
+        ).splitlines()  # fmt: skip
+
+    whole = run(tmp_path / "whole", 8)
+    assert whole[0] == "digits on cpu, 57 examples left out"
+    assert float(whole[-1].split("validation:  accuracy ")[1].split()[0]) >= 0.97
+    run(tmp_path / "resumed", 3)
+    assert run(tmp_path / "resumed", 8)[1:] == ["resumed after 69 steps", *whole[4:]]
+    name = "step-00000184.safetensors"
+    assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    session = load(digits / "digits.fixstep", target="cpu")
+    session.restore(tmp_path / "whole" / name)
+    assert session.steps == 184
+
+
+@pytest.mark.parametrize("name", ["no.npz", "x.npz", "short.npz", "fortran.npz", "objects.npz", "text.npz"])
+def test_data_that_does_not_fit_is_refused_by_name(native, tmp_path, name):
+    batch = tiny_batch()
+    np.savez(tmp_path / "x.npz", x=batch["x"])
+    np.savez(tmp_path / "short.npz", x=batch["x"][:7], y=batch["y"][:7])
+    np.savez(tmp_path / "fortran.npz", x=np.asfortranarray(batch["x"]), y=batch["y"])
+    np.savez(tmp_path / "objects.npz", x=np.array([None] * 8), y=batch["y"])
+    (tmp_path / "text.npz").write_text("not an archive")
+    expected = {
+        "no.npz": "absent, damaged, or not a .npz file",
+        "x.npz": "y: missing",
+        "short.npz": "7 examples do not fill one batch of 8",
+        "fortran.npz": "x: damaged, or no plain array: its elements stand column by column",
+        "objects.npz": "x: damaged, or no plain array: its elements are no little-endian numbers",
+        "text.npz": "absent, damaged, or not a .npz file",
+    }[name]
+    assert native("open|0", f"call|step|{tmp_path / name}")[1].startswith(f"error 8 {tmp_path / name}: {expected}")
+
+
+@pytest.fixture(scope="session")
+def installed(plain, tmp_path_factory) -> Path:
+    """The folder where the library was installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    built = plain
+    if IREE_DIR:
+        options = ("-DFIXSTEP_WITH_IREE=ON", f"-DIREERuntime_DIR={IREE_DIR}")
+        built = _build(tmp_path_factory.mktemp("native") / "on-iree", *options)
+    _run("cmake", "--install", built, "--prefix", folder)
+    return folder
+
+
+def test_the_example_builds_from_an_installed_package(installed, digits, tmp_path):
+    source, build = tmp_path / "c", tmp_path / "build"
+    shutil.copytree(ROOT / "examples/c", source)
+    _run(
+        "cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={installed}", f"-DDIGITS_FOLDER={ROOT}",
+        f"-DFIXSTEP_COMMAND={Path(sys.executable).parent / 'fixstep'}", f"-DIREERuntime_DIR={IREE_DIR}",
+    )  # fmt: skip
+    _run("cmake", "--build", build)
+    command = [build / "digits", digits / "digits-train.npz", digits / "digits-test.npz", tmp_path / "checkpoints"]
+    if IREE_DIR:
+        assert float(_run(*command).rsplit(maxsplit=1)[1]) >= 0.97
+        session = load(build / "digits.fixstep")
+        session.restore(max((tmp_path / "checkpoints").iterdir()))
+        assert session.steps == 460
+    else:
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "built without IREE" in done.stderr
+
+
+def test_pkg_config_names_what_a_program_needs(installed, tmp_path):
+    folder = next(installed.rglob("fixstep.pc")).parent
+    flags = _run("pkg-config", "--cflags", "--libs", "--static", "fixstep", PKG_CONFIG_PATH=str(folder)).split()
+    if IREE_DIR:
+        pytest.skip("IREE has no file for pkg-config")
+    _run("cc", ROOT / "runtime/native/tests/test_header.c", "-o", tmp_path / "program", *flags)
+    _run(tmp_path / "program")
