@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import config
 from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
@@ -32,6 +33,7 @@ from fixstep.frontend._fixpoint import Template
 from fixstep.frontend._locations import user_line
 from fixstep.frontend._shared import share_constants
 from fixstep.frontend._sums import COUNT, accumulators, add
+from fixstep.frontend.narrow import NARROW, without_narrow_types
 from fixstep.frontend.rewrites import _walk as walk
 from fixstep.frontend.rewrites import rewrite_function, rewrite_module, unlowerable_operations
 from fixstep.runtime._manifest import Group, leaf_to_json
@@ -222,12 +224,28 @@ def _structs(groups: Sequence[Group]) -> list[jax.ShapeDtypeStruct]:
 def _reference(function: Function) -> bytes:
     # Without locations: they hold paths of this machine, and the whole stack of whoever called `compile`.
     with config.traceback_in_locations_limit(0):
+        body, structs = function.body, _structs(function.arguments)
         if function.original is not None:
-            return bytes(_export(function.original, function.name, function.structs).serialize())
-        return bytes(_export(function.body, function.name, _structs(function.arguments)).serialize())
+            body, structs = function.original, list(function.structs)
+        return bytes(_export(*_with_bytes(body, structs), function.name).serialize())
 
 
-def _export(body: Callable[..., Any], name: str, structs: Sequence[Any]) -> Any:
+def _with_bytes(body: Callable[..., Any], structs: list[Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """A function of two-bit integers as one of bytes, because JAX does not write those types down."""
+    bytes_of = {"int2": np.int8, "uint2": np.uint8}
+
+    def of_bytes(*leaves: Any) -> list[Any]:
+        given = [leaf.astype(struct.dtype) for leaf, struct in zip(leaves, structs, strict=True)]
+        return [
+            leaf.astype(bytes_of[leaf.dtype.name]) if leaf.dtype.name in bytes_of else leaf for leaf in body(*given)
+        ]
+
+    if not any(struct.dtype.name in bytes_of for struct in structs):
+        return body, structs
+    return of_bytes, [jax.ShapeDtypeStruct(s.shape, bytes_of.get(s.dtype.name, s.dtype)) for s in structs]
+
+
+def _export(body: Callable[..., Any], structs: Sequence[Any], name: str) -> Any:
     # Unused arguments are kept: the calling convention has every leaf.
     try:
         return jax.export.export(jax.jit(body, keep_unused=True), platforms=["cpu"])(*structs)
@@ -236,7 +254,11 @@ def _export(body: Callable[..., Any], name: str, structs: Sequence[Any]) -> Any:
 
 
 def _rewritten(context: Any, function: Function) -> Any:
-    exported = _export(rewrite_function(function.body), function.name, _structs(function.arguments))
+    structs = _structs(function.arguments)
+    body = without_narrow_types(function.body, structs)
+    if body is not function.body:
+        structs = [jax.ShapeDtypeStruct(s.shape, np.uint8 if s.dtype.name in NARROW else s.dtype) for s in structs]
+    exported = _export(rewrite_function(body), structs, function.name)
     module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
     rewrite_module(module)
     return module

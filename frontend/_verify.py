@@ -13,7 +13,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -337,7 +337,15 @@ def _jitted(artifact: Artifact, function: str) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=8)
 def _jit(exported: bytes) -> Callable[..., Any]:
-    return cast("Callable[..., Any]", jax.jit(jax.export.deserialize(bytearray(exported)).call))
+    function = jax.export.deserialize(bytearray(exported))
+    jitted = jax.jit(function.call)
+    # Two-bit integers are exported as bytes: JAX does not write them down.
+    dtypes = [aval.dtype for aval in function.in_avals]
+
+    def call(*args: Any) -> Any:
+        return jitted(*(a if a.dtype == d else np.asarray(a).astype(d) for a, d in zip(args, dtypes, strict=True)))
+
+    return call
 
 
 def zeros(artifact: Artifact, function: str) -> list[Array]:
@@ -348,7 +356,10 @@ def zeros(artifact: Artifact, function: str) -> list[Array]:
 def _labelled(prefix: str, specs: tuple[LeafSpec, ...], results: Sequence[Any]) -> dict[str, Array]:
     """The last results under their paths."""
     last = results[len(results) - len(specs) :]
-    return {f"{prefix}/{spec.path}": np.asarray(leaf) for spec, leaf in zip(specs, last, strict=True)}
+    return {
+        f"{prefix}/{spec.path}": np.asarray(leaf).astype(spec.numpy_dtype, copy=False)
+        for spec, leaf in zip(specs, last, strict=True)
+    }
 
 
 def _moved(array: Array, rng: np.random.Generator, least: float = 0.0) -> Array:

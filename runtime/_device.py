@@ -71,7 +71,7 @@ class Device:
 
     def upload(self, array: Array, spec: LeafSpec) -> View:
         """A copy of a host array on the device; the array may be read-only, strided or memory-mapped."""
-        # The bindings know neither bfloat16 nor float8: they get an integer of the same width, and the type beside it.
+        # The bindings do not know bfloat16: they get an integer of the same width, and the type beside it.
         carrier: Array = np.require(array, requirements="C").view(_CARRIER[array.itemsize])
         failure: Exception | None = None
         for memory, usage in self._places:
@@ -81,7 +81,7 @@ class Device:
                     allowed_usage=usage,
                     device=self._hal,
                     buffer=carrier,
-                    element_type=map_dtype_to_element_type(spec.numpy_dtype),
+                    element_type=map_dtype_to_element_type(_passed_as(spec)),
                 )
             except Exception as exc:  # the bindings raise bare RuntimeError, ValueError and MemoryError
                 failure = failure or exc
@@ -258,6 +258,12 @@ class Module:
         found = function, function.reflection.get("iree.abi.model") == "coarse-fences"
         self._functions[name] = found
         return found
+
+
+def _passed_as(spec: LeafSpec) -> np.dtype[Any]:
+    """The dtype in which compiled functions take a leaf: the bits of types below eight bits and of eight-bit floats."""
+    plain = spec.numpy_dtype.itemsize > 1 or spec.dtype in ("bool", "int8", "uint8")
+    return spec.numpy_dtype if plain else _BYTE
 
 
 def _first_line(exc: BaseException) -> str:

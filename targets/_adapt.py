@@ -36,6 +36,10 @@ _CONSTANT = re.compile(r"%c(?:st)?(?:_\d+)?")
 _STORED = ("%arg", "%iterArg", "%adapted_")
 _VALUE = re.compile(_NAME)
 _NARROW = re.compile(r"(?<=x)b?f16$|^b?f16$")
+_WIDENED = re.compile(
+    r"^(\s*)(%\w+) = stablehlo\.convert (%[\w#]+ : \(tensor<(?:\d+x)+(?:i1|u?i8|u?i16|f16|bf16)>\) -> )"
+    r"(tensor<(?:\d+x)+(?:f32|f64|u?i32|u?i64)>)$"
+)
 _MODULE = re.compile(r"^module( @\S+)?( attributes \{)?", re.MULTILINE)
 _OPENED = re.compile(r"^module.*\{$", re.MULTILINE)
 
@@ -58,13 +62,14 @@ def one_queue(module: str, device: str) -> str:
 
 
 def separate_narrow_products(module: str) -> str:
-    """Matrix products and convolutions of 16-bit floats as those of float32, with nothing fused into them.
+    """Matrix products and convolutions of 16-bit floats as those of float32, with nothing narrow fused into them.
 
     A product of two such numbers is exact in float32. IREE's SPIR-V for products loads bfloat16 in vectors, which it
     then cannot lower ("failed to legalize operation 'vector.bitcast'"), and gives wrong numbers where an update in
-    float16 is fused into a product of 6 by 16. Elementwise code of its own is right.
+    float16, or a difference of numbers that were 8-bit integers, is fused into a product of 6 by 16. Elementwise code
+    of its own is right.
     """
-    if "f16>" not in module:
+    if not any(narrow in module for narrow in ("f16>", "i16>", "i8>")):
         return module
     return "\n".join(_separate(line) for line in module.split("\n"))
 
@@ -128,8 +133,23 @@ def _selected(found: re.Match[str]) -> str:
     indent, name, operand, shape, result, rest = found.groups()
     own = f"%adapted_{name[1:]}"
     constants = [f"{own}_{value} = stablehlo.constant dense<{value}.0> : {result}" for value in (1, 0)]
-    select = f"{name} = stablehlo.select {operand}, {own}_1, {own}_0 : tensor<{shape}i1>, {result}{rest}"
-    return indent + " ".join([*constants, select])
+    select = f"{own} = stablehlo.select {operand}, {own}_1, {own}_0 : tensor<{shape}i1>, {result}{rest}"
+    return indent + " ".join([*constants, select, f"{name} = stablehlo.optimization_barrier {own} : {result}"])
+
+
+def separate_widened(module: str) -> str:
+    """Arrays of less than 32 bits are made wider on their own.
+
+    Fused into a sum of products along columns, IREE's SPIR-V gives wrong numbers (`(x * y).sum(0)` for x of int8).
+    Conversions of booleans are separated by `select_for_booleans`.
+    """
+    return "\n".join(_WIDENED.sub(_converted_alone, line) for line in module.split("\n"))
+
+
+def _converted_alone(found: re.Match[str]) -> str:
+    indent, name, rest, result = found.groups()
+    own = f"%adapted_{name[1:]}"
+    return f"{indent}{own} = stablehlo.convert {rest}{result} {name} = stablehlo.optimization_barrier {own} : {result}"
 
 
 def split_complex_selects(module: str) -> str:

@@ -11,6 +11,16 @@ from typing import Any, Literal, Protocol
 
 Memory = Literal["host", "shared", "separate"]
 
+# What no target holds, and what to use instead: IREE has no such element type. Other types below eight bits and the
+# eight-bit floats never get to a target, because the frontend carries them in wider ones.
+WITHOUT_ELEMENT_TYPE = {
+    "int1": "int2 or bool (IREE has no such element type)",
+    "uint1": "uint2 or bool (IREE has no such element type)",
+    **dict.fromkeys(
+        ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"), "float8_e4m3fn (IREE has no such element type)"
+    ),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class CodeEdit:

@@ -18,25 +18,12 @@ from typing import Any, ClassVar
 import iree.runtime as ireert
 
 from fixstep.targets._adapt import round_integers_first
-from fixstep.targets._base import CodeEdit, Memory
+from fixstep.targets._base import WITHOUT_ELEMENT_TYPE, CodeEdit, Memory
 from fixstep.targets._branches import separated_references
 from fixstep.targets.errors import TargetError
 
 _ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "arm_64": "aarch64"}
 _TRIPLE = re.compile(r"(x86_64|aarch64|arm64|riscv64|armv7a)-[a-z0-9_.-]+")
-
-# Each of these reasons is a fault measured with IREE 3.13; docs/targets.md tells more.
-_UNSUPPORTED = {
-    "float8_e8m0fnu": "float8_e4m3fn or bfloat16 (IREE rounds float8_e8m0fnu differently from JAX)",
-    **dict.fromkeys(
-        ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"), "float8_e4m3fn (IREE has no such element type)"
-    ),
-    **dict.fromkeys(
-        ("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"), "float8_e4m3fn (IREE has no such element type)"
-    ),
-    **dict.fromkeys(("int1", "int2", "int4"), "int8 (the target computes wrongly below 8 bits)"),
-    **dict.fromkeys(("uint1", "uint2", "uint4"), "uint8 (the target computes wrongly below 8 bits)"),
-}
 
 # LLVM's names of x86 features that compiled code may use, where /proc/cpuinfo spells them otherwise.
 _X86_FLAG = {
@@ -111,7 +98,7 @@ class Cpu:
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that IREE's CPU code does not hold or computes wrongly."""
-        return _UNSUPPORTED.get(dtype)
+        return WITHOUT_ELEMENT_TYPE.get(dtype)
 
     def lacks(self, operation: str) -> str | None:
         """None: every operation that compiles is right, as far as is known."""

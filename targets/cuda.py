@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import iree.runtime as ireert
 
 from fixstep.targets._adapt import separate_scatters
-from fixstep.targets._base import CodeEdit, Memory
+from fixstep.targets._base import WITHOUT_ELEMENT_TYPE, CodeEdit, Memory
 from fixstep.targets._branches import separated_references
 from fixstep.targets._devices import choose, none_runs, opened
 from fixstep.targets.errors import TargetError
@@ -25,20 +25,6 @@ from fixstep.targets.errors import TargetError
 _OPTION = re.compile(r"[a-z][a-z0-9_]*")
 _DEFAULT = "sm_80"
 _NEWEST_KNOWN = 89
-
-_NO_ELEMENT_TYPE = "IREE's CUDA code does not hold the type"
-_UNSUPPORTED = {
-    **dict.fromkeys(("int1", "int2", "int4"), f"int8 ({_NO_ELEMENT_TYPE})"),
-    **dict.fromkeys(("uint1", "uint2", "uint4"), f"uint8 ({_NO_ELEMENT_TYPE})"),
-    **dict.fromkeys(
-        (
-            *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
-            *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e8m0fnu"),
-            *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
-        ),
-        f"bfloat16 ({_NO_ELEMENT_TYPE})",
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +65,7 @@ class Cuda:
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that PTX code of IREE does not hold."""
-        return _UNSUPPORTED.get(dtype)
+        return WITHOUT_ELEMENT_TYPE.get(dtype)
 
     def lacks(self, operation: str) -> str | None:
         """None: every operation that compiles is right, as far as is known."""

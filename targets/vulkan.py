@@ -24,9 +24,10 @@ from fixstep.targets._adapt import (
     select_for_booleans,
     separate_movements,
     separate_narrow_products,
+    separate_widened,
     split_complex_selects,
 )
-from fixstep.targets._base import CodeEdit, Memory
+from fixstep.targets._base import WITHOUT_ELEMENT_TYPE, CodeEdit, Memory
 from fixstep.targets._branches import separated_references
 from fixstep.targets._devices import choose, none_runs, opened
 from fixstep.targets._spirv import exact_arithmetic
@@ -44,20 +45,6 @@ _DEFAULT_DEVICE = (
     "subgroup_size_choices = [64], max_workgroup_sizes = [128, 128, 64], max_thread_count_per_workgroup = 128, "
     "max_workgroup_memory_bytes = 16384, max_workgroup_counts = [65535, 65535, 65535]>>}>]> : !hal.device"
 )
-
-_NO_ELEMENT_TYPE = "IREE's SPIR-V code does not hold the type"
-_UNSUPPORTED = {
-    **dict.fromkeys(("int1", "int2", "int4"), f"int8 ({_NO_ELEMENT_TYPE})"),
-    **dict.fromkeys(("uint1", "uint2", "uint4"), f"uint8 ({_NO_ELEMENT_TYPE})"),
-    **dict.fromkeys(
-        (
-            *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
-            *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e8m0fnu"),
-            *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
-        ),
-        f"bfloat16 ({_NO_ELEMENT_TYPE})",
-    ),
-}
 
 _WRONG = {"fft": "IREE's SPIR-V code for Fourier transforms gives wrong numbers; write it as a product with a matrix"}
 
@@ -104,7 +91,7 @@ class Vulkan:
         another. Each has a thread that wakes what waits on the other, and two of them that count at once lose the
         device (a timeline semaphore is signalled with a lower value than before).
         """
-        adapted = round_integers_first(select_for_booleans(module))
+        adapted = separate_widened(round_integers_first(select_for_booleans(module)))
         adapted = separate_movements(split_complex_selects(separate_narrow_products(adapted)))
         device = '#hal.device.alias<"vulkan"> : !hal.device' if self.option else _DEFAULT_DEVICE
         return one_queue(adapted, device)
@@ -116,7 +103,7 @@ class Vulkan:
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that SPIR-V code does not hold or computes wrongly."""
-        return _UNSUPPORTED.get(dtype)
+        return WITHOUT_ELEMENT_TYPE.get(dtype)
 
     def lacks(self, operation: str) -> str | None:
         """Why an operation is refused although it compiles."""

@@ -35,22 +35,10 @@ SHORT, LONG = 1, 50
 _HOST_CALLS = dict.fromkeys(
     ("host_callback", "zoo:op_debug_print", "zoo:op_pure_callback"), "the device cannot call Python"
 )
-_NO_NARROW = "no hardware type below 8 bits, and IREE has no arithmetic for it"
-_NO_FLOAT8 = "SPIR-V and PTX of this age have no such element type"
 NEVER: dict[str, dict[str, str]] = {
-    "cpu": {**_HOST_CALLS, "type_int4": _NO_NARROW},
-    "vulkan": {
-        **_HOST_CALLS,
-        "type_int4": _NO_NARROW,
-        "type_float8_e4m3fn": _NO_FLOAT8,
-        "type_float8_e5m2": _NO_FLOAT8,
-    },
-    "cuda": {
-        **_HOST_CALLS,
-        "type_int4": _NO_NARROW,
-        "type_float8_e4m3fn": _NO_FLOAT8,
-        "type_float8_e5m2": _NO_FLOAT8,
-    },
+    "cpu": _HOST_CALLS,
+    "vulkan": _HOST_CALLS,
+    "cuda": _HOST_CALLS,
 }
 
 # What fails today and should not, by target: an entry that passes has to be taken out.

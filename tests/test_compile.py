@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from conftest import tiny_batch
@@ -106,8 +107,6 @@ def test_state_and_results_that_are_the_same_value_have_storage_of_their_own(tmp
 
 
 def test_the_initial_state_of_a_program_that_brings_it_is_exact(tmp_path):
-    import ml_dtypes
-
     rng = np.random.default_rng(0)
     init = {
         name: rng.standard_normal(5).astype(name)
@@ -149,9 +148,10 @@ def test_wrong_targets_are_refused(tiny_program, tmp_path, targets, text):
 
 
 def test_dtypes_that_the_target_cannot_hold_are_refused_by_leaf(tmp_path):
-    init = {"a": jnp.zeros(4, "int4"), "b": {"c": jnp.zeros(4, "float8_e8m0fnu")}}
+    init = {"a": np.zeros(4, ml_dtypes.float4_e2m1fn), "b": {"c": np.zeros(4, ml_dtypes.float6_e2m3fn)}}
     with pytest.raises(
-        TargetError, match=r"target cpu cannot hold these leaves:\n  state a: int4\[4\]; use int8.*\n  state b/c"
+        TargetError,
+        match=r"target cpu cannot hold these leaves:\n  state a: float4_e2m1fn\[4\]; use float8_e4m3fn.*\n  state b/c",
     ):
         compile(program(lambda s, b: (s, {}), init), tmp_path / "a.fixstep")
 

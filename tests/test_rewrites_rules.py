@@ -20,7 +20,6 @@ TESTED_IN = {
     "_cumulative": "sums",
     "_exponential": "numbers",
     "_float64": "numbers",
-    "_float8": "numbers",
     "_eigh": "spectra",
     "_lu": "linear_algebra",
     "_qr": "linear_algebra",

@@ -15,7 +15,6 @@ from fixstep.frontend.rewrites import (  # noqa: F401  (each registers its rules
     _convolution,
     _cumulative,
     _eigh,
-    _float8,
     _float64,
     _fourier,
     _lu,

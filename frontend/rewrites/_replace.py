@@ -28,10 +28,6 @@ _DTYPES = {
     "bf16": "bfloat16",
     "complex<f32>": "complex64",
     "complex<f64>": "complex128",
-    "f8E4M3FN": "float8_e4m3fn",
-    "f8E4M3FNUZ": "float8_e4m3fnuz",
-    "f8E5M2": "float8_e5m2",
-    "f8E5M2FNUZ": "float8_e5m2fnuz",
 }
 
 
