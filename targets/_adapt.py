@@ -191,8 +191,7 @@ def separate_movements(module: str) -> str:
     for line in module.split("\n"):
         indent = len(line) - len(line.lstrip())
         barriers = [known for known in barriers if known[0] <= indent]  # the others' regions have ended
-        behind = {value: barrier for _, value, barrier in barriers}
-        line = _VALUE.sub(lambda found: behind.get(found.group(), found.group()), line)  # noqa: B023
+        line = _replaced(line, {value: barrier for _, value, barrier in barriers})
         found = _moved(line)
         if found is not None:
             name, operand, type_ = found
@@ -225,6 +224,11 @@ def separate_scatters(module: str) -> str:
         behind = ", ".join(f"{own}#{number}" for number in range(count))
         lines[index] = indent + made + line[len(indent) :].replace(f"({operands})", f"({behind})", 1)
     return "\n".join(lines)
+
+
+def _replaced(line: str, values: dict[str, str]) -> str:
+    """A line with other values in the place of some."""
+    return _VALUE.sub(lambda found: values.get(found.group(), found.group()), line)
 
 
 def _moved(line: str) -> tuple[str, str, str] | None:
