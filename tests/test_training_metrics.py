@@ -93,10 +93,11 @@ def test_metrics_of_two_outcomes_and_of_numbers(tmp_path):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_half_precision_values_are_summed_in_float32(dtype, tmp_path):
-    """Fails if the accumulator is of the values' type: 4096 + 1 is 4096 in float16."""
-    inputs = np.ones((600, B), dtype)
-    session = run({"mean": lambda p, t: p}, inputs, inputs, tmp_path)
-    assert session.averages("evaluate")["mean"] == 1
+    """Fails if sums are of the values' type: in float16 there is no 72000, and 4096 + 1 is 4096."""
+    inputs = np.full((600, B), 9000, dtype)
+    session = run({"mean": lambda p, t: p, "one": lambda p, t: p / p}, inputs, inputs, tmp_path)
+    assert session.averages("evaluate")["mean"] == 9000
+    assert session.averages("evaluate")["one"] == 1
 
 
 def test_the_loss_shown_is_that_of_all_batches_to_the_last(tmp_path):
