@@ -15,7 +15,7 @@ SCORES = rng.normal(size=(BATCHES, B, C)).astype(np.float32)
 LABELS = rng.integers(0, C, (BATCHES, B)).astype(np.int32)
 FLAT, FLAT_LABELS = SCORES.reshape(-1, C), LABELS.reshape(-1)
 FOUND, REAL = FLAT.argmax(-1) == 1, FLAT_LABELS == 1
-IDENTITY = (lambda key: {"w": jnp.zeros(())}, lambda params, x: x + params["w"])
+IDENTITY = (lambda key: {"w": jnp.zeros(())}, lambda params, x: x + params["w"].astype(x.dtype))
 
 
 def run(function_metrics, inputs, targets, tmp_path):

@@ -196,14 +196,15 @@ def _kind(jaxpr: Any, variable: Any) -> str:
 
 def _is_softmax(division: Any, made: Mapping[Any, Any]) -> bool:
     """Whether a division is that of exponentials by their own sum."""
-    numerator = made.get(division.invars[0]) if not isinstance(division.invars[0], core.Literal) else None
+    numerator = made.get(_source(division.invars[0], made))
     if numerator is None or numerator.primitive.name != "exp":
         return False
     variable = division.invars[1]
     while not isinstance(variable, core.Literal) and variable in made:
         equation = made[variable]
         if equation.primitive.name == "reduce_sum":
-            return _source(equation.invars[0], made) is _source(division.invars[0], made)
+            summed = made.get(_source(equation.invars[0], made))
+            return summed is not None and summed.primitive.name == "exp" and summed.invars[0] is numerator.invars[0]
         if equation.primitive.name not in _SAME_VALUE:
             return False
         variable = equation.invars[0]
@@ -211,10 +212,14 @@ def _is_softmax(division: Any, made: Mapping[Any, Any]) -> bool:
 
 
 def _source(variable: Any, made: Mapping[Any, Any]) -> Any:
-    """The variable behind conversions of its dtype."""
-    while variable in made and made[variable].primitive.name == "convert_element_type":
+    """The variable behind conversions of its dtype, or None for a number."""
+    while not isinstance(variable, core.Literal) and _converted(made.get(variable)):
         variable = made[variable].invars[0]
-    return variable
+    return None if isinstance(variable, core.Literal) else variable
+
+
+def _converted(equation: Any) -> bool:
+    return equation is not None and equation.primitive.name == "convert_element_type"
 
 
 def _takes_logits(jaxpr: Any, index: int) -> bool:
