@@ -203,6 +203,71 @@ def test_names_that_are_alike_are_found_as_python_finds_them(native, tiny_artifa
         assert native("open|0", f"fit|state{words}")[1] == f"error 3 {caught.value}"
 
 
+def test_every_dtype_has_its_name_in_c(native, tiny_artifact):
+    from fixstep.runtime._signature import _EXTENSION_DTYPES
+
+    plain = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+    names = ["bool", *plain, "float16", "float32", "float64", "complex64", "complex128", *_EXTENSION_DTYPES]
+    session = load(tiny_artifact)
+    out = native("open|0", *(f"fit|step|x {name} 8,4|y float32 8,3" for name in names if name != "float32"))
+    for name, text in zip([name for name in names if name != "float32"], out[1:], strict=True):
+        with pytest.raises(FixstepError) as caught:
+            session.step(_zeros({"x": (name, (8, 4)), "y": ("float32", (8, 3))}))
+        assert text == f"error 3 {caught.value}"
+
+
+def test_states_of_every_kind_of_dtype_take_the_same_steps(native, tmp_path):
+    import jax
+    import jax.numpy as jnp
+
+    from fixstep.frontend import Program, compile
+
+    dtypes = [
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "uint32",
+        "int4",
+        "uint4",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float8_e4m3fn",
+        "float8_e5m2",
+    ]
+
+    def init(key):
+        numbers = {name: jnp.arange(6).reshape(2, 3).astype(name) for name in dtypes}
+        waves = jnp.array([1 + 2j, 3 - 1j], jnp.complex64)
+        return {**numbers, "key": key, "flag": jnp.array([True, False]), "waves": waves, "none": jnp.zeros((0, 2))}
+
+    def step(state, batch):
+        key, used = jax.random.split(state["key"])
+        moved = {name: (state[name].astype("float32") * batch["scale"]).astype(name) for name in dtypes}
+        noise = jax.random.uniform(used, (2, 3))
+        moved["float32"] = moved["float32"] + noise
+        rest = {"flag": ~state["flag"], "waves": state["waves"] * (1 - 1j), "none": state["none"], "key": key}
+        return {**moved, **rest}, {"loss": noise.sum(), "half": noise.sum().astype("bfloat16")}
+
+    program = Program(init=init, step=step, batch={"scale": jax.ShapeDtypeStruct((), "float32")}, name="kinds")
+    path = tmp_path / "kinds.fixstep"
+    compile(program, path, targets=["cpu"])
+    session = load(path, seed=5)
+    session.save(tmp_path / "start")
+    for _ in range(2):
+        session.step({"scale": np.float32(0)})
+    session.save(tmp_path / "python")
+    out = native("open|5", f"save|{tmp_path}/c-start|{{}}", "fit|step|scale float32 ", "fit|step|scale float32 ",
+                 f"save|{tmp_path}/c|{{}}", "average|step|loss", "average|step|half", artifact=path)  # fmt: skip
+    assert (tmp_path / "c-start").read_bytes() == (tmp_path / "start").read_bytes()
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "python").read_bytes()
+    assert {"loss": float(out[5]), "half": float(out[6])} == session.averages()
+    native("open|0", f"restore|{tmp_path / 'python'}", f"save|{tmp_path}/again|{{}}", artifact=path)
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "python").read_bytes()
+
+
 def test_a_failed_step_leaves_the_state_as_it_was(native, batch_files, tmp_path):
     # The third call fails: init and one step succeed before it.
     script = tmp_path / "run-module"

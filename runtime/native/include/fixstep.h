@@ -79,6 +79,20 @@ typedef enum fixstep_dtype_e {
   FIXSTEP_FLOAT8_E5M2,
   FIXSTEP_FLOAT8_E4M3FNUZ,
   FIXSTEP_FLOAT8_E5M2FNUZ,
+  // Types below eight bits: one element a byte, as ml_dtypes holds them.
+  FIXSTEP_INT1,
+  FIXSTEP_INT2,
+  FIXSTEP_INT4,
+  FIXSTEP_UINT1,
+  FIXSTEP_UINT2,
+  FIXSTEP_UINT4,
+  FIXSTEP_FLOAT4_E2M1FN,
+  FIXSTEP_FLOAT6_E2M3FN,
+  FIXSTEP_FLOAT6_E3M2FN,
+  FIXSTEP_FLOAT8_E3M4,
+  FIXSTEP_FLOAT8_E4M3,
+  FIXSTEP_FLOAT8_E4M3B11FNUZ,
+  FIXSTEP_FLOAT8_E8M0FNU,
 } fixstep_dtype_t;
 
 // The name that artifacts and messages use, `float32`; "invalid" for no dtype.

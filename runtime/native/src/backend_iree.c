@@ -71,16 +71,8 @@ static iree_hal_element_type_t element_type(fixstep_dtype_t dtype) {
       return IREE_HAL_ELEMENT_TYPE_COMPLEX_FLOAT_64;
     case FIXSTEP_COMPLEX128:
       return IREE_HAL_ELEMENT_TYPE_COMPLEX_FLOAT_128;
-    case FIXSTEP_FLOAT8_E4M3FN:
-      return IREE_HAL_ELEMENT_TYPE_FLOAT_8_E4M3_FN;
-    case FIXSTEP_FLOAT8_E5M2:
-      return IREE_HAL_ELEMENT_TYPE_FLOAT_8_E5M2;
-    case FIXSTEP_FLOAT8_E4M3FNUZ:
-      return IREE_HAL_ELEMENT_TYPE_FLOAT_8_E4M3_FNUZ;
-    case FIXSTEP_FLOAT8_E5M2FNUZ:
-      return IREE_HAL_ELEMENT_TYPE_FLOAT_8_E5M2_FNUZ;
-    default:
-      return IREE_HAL_ELEMENT_TYPE_NONE;
+    default:  // types below eight bits and eight-bit floats travel as their bits
+      return IREE_HAL_ELEMENT_TYPE_UINT_8;
   }
 }
 

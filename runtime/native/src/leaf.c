@@ -24,6 +24,19 @@ static const dtype_info_t dtypes[] = {
     [FIXSTEP_FLOAT8_E5M2] = {"float8_e5m2", 1, "F8_E5M2", 1},
     [FIXSTEP_FLOAT8_E4M3FNUZ] = {"float8_e4m3fnuz", 1, "U8", 1},
     [FIXSTEP_FLOAT8_E5M2FNUZ] = {"float8_e5m2fnuz", 1, "U8", 1},
+    [FIXSTEP_INT1] = {"int1", 1, "U8", 1},
+    [FIXSTEP_INT2] = {"int2", 1, "U8", 1},
+    [FIXSTEP_INT4] = {"int4", 1, "U8", 1},
+    [FIXSTEP_UINT1] = {"uint1", 1, "U8", 1},
+    [FIXSTEP_UINT2] = {"uint2", 1, "U8", 1},
+    [FIXSTEP_UINT4] = {"uint4", 1, "U8", 1},
+    [FIXSTEP_FLOAT8_E3M4] = {"float8_e3m4", 1, "U8", 1},
+    [FIXSTEP_FLOAT8_E4M3] = {"float8_e4m3", 1, "U8", 1},
+    [FIXSTEP_FLOAT8_E4M3B11FNUZ] = {"float8_e4m3b11fnuz", 1, "U8", 1},
+    [FIXSTEP_FLOAT8_E8M0FNU] = {"float8_e8m0fnu", 1, "U8", 1},
+    [FIXSTEP_FLOAT4_E2M1FN] = {"float4_e2m1fn", 1, "U8", 1},
+    [FIXSTEP_FLOAT6_E2M3FN] = {"float6_e2m3fn", 1, "U8", 1},
+    [FIXSTEP_FLOAT6_E3M2FN] = {"float6_e3m2fn", 1, "U8", 1},
 };
 #define DTYPE_COUNT (sizeof(dtypes) / sizeof(dtypes[0]))
 

@@ -32,7 +32,8 @@ static const char* element_type(fixstep_dtype_t dtype) {
       [FIXSTEP_FLOAT16] = "f16", [FIXSTEP_BFLOAT16] = "bf16",  [FIXSTEP_FLOAT32] = "f32",
       [FIXSTEP_FLOAT64] = "f64", [FIXSTEP_COMPLEX64] = "cf64", [FIXSTEP_COMPLEX128] = "cf128",
   };
-  return (size_t)dtype < sizeof(types) / sizeof(types[0]) ? types[dtype] : NULL;
+  // Types below eight bits and eight-bit floats travel as their bits.
+  return (size_t)dtype < sizeof(types) / sizeof(types[0]) ? types[dtype] : "ui8";
 }
 
 static bool write_file(const char* path, const void* data, size_t byte_length) {

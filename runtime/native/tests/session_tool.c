@@ -55,7 +55,7 @@ static fixstep_status_t call(tool_t* tool, const char* function, const char* pat
 }
 
 static fixstep_dtype_t dtype_named(const char* name) {
-  for (int i = 1; i <= FIXSTEP_FLOAT8_E5M2FNUZ; ++i) {
+  for (int i = 1; fixstep_dtype_byte_length((fixstep_dtype_t)i); ++i) {
     if (strcmp(fixstep_dtype_name((fixstep_dtype_t)i), name) == 0) return (fixstep_dtype_t)i;
   }
   return FIXSTEP_INVALID_DTYPE;
