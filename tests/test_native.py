@@ -1,6 +1,7 @@
 """The C library: its own tests, and that it is the same runtime as Python's, bit for bit, on real compiled steps."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -222,21 +223,8 @@ def test_states_of_every_kind_of_dtype_take_the_same_steps(native, tmp_path):
 
     from fixstep.frontend import Program, compile
 
-    dtypes = [
-        "int8",
-        "uint8",
-        "int16",
-        "uint16",
-        "int32",
-        "uint32",
-        "int4",
-        "uint4",
-        "float16",
-        "bfloat16",
-        "float32",
-        "float8_e4m3fn",
-        "float8_e5m2",
-    ]
+    dtypes = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int4", "uint4", "float16", "bfloat16", "float32"]
+    dtypes += ["float8_e4m3fn", "float8_e5m2"]
 
     def init(key):
         numbers = {name: jnp.arange(6).reshape(2, 3).astype(name) for name in dtypes}
@@ -417,3 +405,30 @@ def test_pkg_config_names_what_a_program_needs(installed, tmp_path):
         pytest.skip("IREE has no file for pkg-config")
     _run("cc", ROOT / "runtime/native/tests/test_header.c", "-o", tmp_path / "program", *flags)
     _run(tmp_path / "program")
+
+
+def test_the_program_of_the_page_compiles(installed, tiny_artifact, tmp_path):
+    (code,) = re.findall(r"```c\n(.*?)```", (ROOT / "docs/native.md").read_text(), re.DOTALL)
+    (tmp_path / "main.c").write_text(code)
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.20)\nproject(page C)\nfind_package(fixstep REQUIRED)\n"
+        "add_executable(page main.c)\ntarget_compile_options(page PRIVATE -Wall -Wextra -Werror)\n"
+        "target_link_libraries(page PRIVATE fixstep::fixstep)\n"
+    )
+    build = tmp_path / "build"
+    _run("cmake", "-B", build, f"-DCMAKE_PREFIX_PATH={installed}", f"-DIREERuntime_DIR={IREE_DIR}", cwd=tmp_path)
+    _run("cmake", "--build", build)
+    shutil.copy(tiny_artifact, tmp_path / "tiny.fixstep")
+    batches = [tiny_batch(seed) for seed in range(5)]
+    np.savez(tmp_path / "train.npz", **{k: np.concatenate([b[k] for b in batches]) for k in ("x", "y")})
+    done = subprocess.run([build / "page"], capture_output=True, text=True, cwd=tmp_path)
+    if IREE_DIR:
+        session = load(tiny_artifact)
+        for batch in batches:
+            session.step(batch)
+        assert done.stdout == f"mean loss {session.averages()['loss']:.6g}\n"
+        session.restore(tmp_path / "tiny.safetensors")
+        assert session.steps == 5
+    else:
+        assert done.returncode == 1
+        assert done.stderr.startswith("this library was built without IREE")
