@@ -129,6 +129,27 @@ def test_loops_keep_the_device(case, tmp_path):
 
 
 @needs_device
+@pytest.mark.parametrize(("dtype", "guarded"), [("int8", True), ("bool", True), ("bfloat16", True), ("int8", False)])
+def test_narrow_arrays_in_a_sum_of_products(dtype, guarded, tmp_path, monkeypatch):
+    """Without the guard it fails when IREE is mended: then the guard can go."""
+    if not guarded:
+        monkeypatch.setattr(vulkan, "separate_widened", lambda module: module)
+    rng = np.random.default_rng(0)
+    state = {"q": rng.integers(0, 2, (16, 8)).astype(getattr(ml_dtypes, dtype, dtype))}
+    batch = rng.standard_normal((16, 8)).astype(np.float32)
+    program = Program(
+        init=state,
+        step=lambda state, batch: (state, {"y": (state["q"].astype(jnp.float32) * batch).sum(0)}),
+        batch=batch,
+    )
+    compile(program, tmp_path / "a.fixstep", targets=["vulkan"], verify=False)
+    wanted = (state["q"].astype(np.float32) * batch).sum(0)
+    session = load(tmp_path / "a.fixstep")
+    right = [np.allclose(session.step(batch)["y"].numpy(), wanted, atol=1e-5) for _ in range(3)]
+    assert all(right) == guarded
+
+
+@needs_device
 def test_the_process_ends_well_whatever_is_still_held(artifact):
     done = fresh_process(
         "import numpy as np\n"
