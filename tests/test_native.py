@@ -256,6 +256,58 @@ def test_states_of_every_kind_of_dtype_take_the_same_steps(native, tmp_path):
     assert (tmp_path / "again").read_bytes() == (tmp_path / "python").read_bytes()
 
 
+def test_averages_are_read_from_sums_as_python_reads_them(native, tmp_path):
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from fixstep.frontend import compile, metrics, trainer
+
+    model = (lambda key: {"w": jax.random.normal(key, (4, 3))}, lambda params, inputs: inputs @ params["w"])
+    examples = (jax.ShapeDtypeStruct((8, 4), "float32"), jax.ShapeDtypeStruct((8,), "int32"))
+    more = {"accuracy": metrics.accuracy, "perplexity": metrics.perplexity, "table": metrics.confusion_matrix,
+            "seen": lambda prediction, target: metrics.Total(jnp.int32(len(target)))}  # fmt: skip
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    path = tmp_path / "sums.fixstep"
+    compile(trainer(model, loss, optax.sgd(0.1), batch=examples, metrics=more), path, targets=["cpu"])
+    session = load(path, seed=1)
+    rng = np.random.default_rng(0)
+    names = [leaf.path for leaf in session.signature("step")]
+    files = [tmp_path / f"{n}.npz" for n in range(3)]
+    for file in files:
+        arrays = (rng.standard_normal((8, 4)).astype("float32"), rng.integers(0, 3, 8).astype("int32"))
+        batch = dict(zip(names, arrays, strict=True))
+        session.step(batch)
+        np.savez(file, **batch)
+    averages = session.averages()
+    assert set(averages) == {"loss", "accuracy", "perplexity", "seen"}
+    out = native("open|1", *(f"call|step|{file}" for file in files), *(f"average|step|{name}" for name in averages),
+                 "sum|step|total/table", "reset|step", "average|step|seen", artifact=path)  # fmt: skip
+    assert dict(zip(averages, map(float, out[4:8]), strict=True)) == averages
+    assert out[8] == session.totals()["table"].tobytes().hex()
+    assert out[10] == "nan"
+
+
+def test_vulkan_takes_the_same_steps(sanitized, tiny_program, batch_files, tmp_path):
+    from fixstep.frontend import compile
+
+    if not IREE_DIR:
+        pytest.skip("no IREE runtime is installed (FIXSTEP_IREE_RUNTIME_DIR)")
+    path = tmp_path / "tiny.fixstep"
+    compile(tiny_program, path, targets=["vulkan"])
+    session = load(path, seed=1)
+    for _ in range(2):
+        for seed in range(9):
+            session.step(tiny_batch(seed))
+    session.save(tmp_path / "python")
+    steps = [f"call|step|{file}" for file in batch_files] * 2
+    tool = sanitized / "runtime/native/tests/session_tool"
+    out = _run(tool, "-", path, "open|1", *steps, "average|step|loss", f"save|{tmp_path}/c|{{}}")
+    if "no such device" in out:
+        pytest.skip("the installed IREE runtime has no Vulkan driver")
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "python").read_bytes()
+
+
 def test_a_failed_step_leaves_the_state_as_it_was(native, batch_files, tmp_path):
     # The third call fails: init and one step succeed before it.
     script = tmp_path / "run-module"

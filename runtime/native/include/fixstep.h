@@ -210,6 +210,12 @@ FIXSTEP_API fixstep_status_t fixstep_session_read_metric(fixstep_session_t* sess
 FIXSTEP_API fixstep_status_t fixstep_session_read_average(fixstep_session_t* session, const char* function,
                                                           const char* metric, double* out_value,
                                                           fixstep_error_t** out_error);
+// Copies one of the sums that the averages are read from, `total/confusion`, to memory of exactly its length; they are
+// leaves of the role `accumulators`. One of dtype uint32 whose last dimension is 2 holds 64-bit integers, as int64 does
+// on a little-endian machine.
+FIXSTEP_API fixstep_status_t fixstep_session_read_sum(fixstep_session_t* session, const char* function,
+                                                      const char* path, void* data, size_t byte_length,
+                                                      fixstep_error_t** out_error);
 // Begins the averages of `step` or `evaluate` anew. A step taken before can then no longer be taken back.
 FIXSTEP_API fixstep_status_t fixstep_session_reset_averages(fixstep_session_t* session, const char* function,
                                                             fixstep_error_t** out_error);

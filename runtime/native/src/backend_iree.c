@@ -12,6 +12,14 @@
 #include "fixstep_backend.h"
 
 #define MAX_RANK 32
+// Calls that may be under way on the device; more would only hold memory.
+#define IN_FLIGHT 8
+
+// What a call reads, kept until it is done.
+typedef struct held_t {
+  uint64_t number;  // that the call signals
+  iree_runtime_call_t call;
+} held_t;
 
 struct fixstep_device_t {
   iree_runtime_instance_t* instance;
@@ -19,6 +27,8 @@ struct fixstep_device_t {
   iree_vm_module_t* module;         // belongs to the session
   iree_hal_semaphore_t* semaphore;  // of the calls that take fences; NULL before the first one
   uint64_t last;                    // the number that the last such call signals
+  held_t held[IN_FLIGHT];           // the oldest first
+  size_t held_count;
 };
 
 struct fixstep_buffer_t {
@@ -112,7 +122,29 @@ static iree_status_t open_session(fixstep_device_t* device, const char* driver,
   return status;
 }
 
+// Waits until at most `most` calls are under way.
+static iree_status_t wait_until(fixstep_device_t* device, size_t most) {
+  iree_status_t status = iree_ok_status();
+  size_t done = device->held_count > most ? device->held_count - most : 0;
+  if (done) {
+    status = iree_hal_semaphore_wait(device->semaphore, device->held[done - 1].number, iree_infinite_timeout(),
+                                     IREE_ASYNC_WAIT_FLAG_NONE);
+  }
+  for (size_t i = 0; i < done; ++i) iree_runtime_call_deinitialize(&device->held[i].call);
+  device->held_count -= done;
+  memmove(device->held, device->held + done, device->held_count * sizeof(held_t));
+  return status;
+}
+
+// Begins the order anew after work that could not be handed over: nothing will ever signal its number.
+static void forget_order(fixstep_device_t* device) {
+  iree_status_free(wait_until(device, 0));
+  if (device->semaphore) iree_hal_semaphore_release(device->semaphore);
+  device->semaphore = NULL;
+}
+
 static void close_device(fixstep_device_t* device) {
+  if (device->semaphore) iree_status_free(wait_until(device, 0));
   if (device->semaphore) iree_hal_semaphore_release(device->semaphore);
   if (device->session) iree_runtime_session_release(device->session);
   if (device->instance) iree_runtime_instance_release(device->instance);
@@ -197,7 +229,8 @@ static fixstep_status_t write_buffer(fixstep_device_t* device, fixstep_buffer_t*
                                      const void* data, fixstep_error_t** out_error) {
   if (!leaf->byte_length) return FIXSTEP_OK;
   iree_hal_buffer_t* target = iree_hal_buffer_view_buffer(buffer->view);
-  if (is_mapped(target)) {
+  // While calls are under way that may read it, they keep the old buffer, and this gets a new one.
+  if (!device->held_count && is_mapped(target)) {
     iree_status_t status = iree_hal_buffer_map_write(target, 0, data, leaf->byte_length);
     if (iree_status_is_ok(status)) return FIXSTEP_OK;
     return fail_iree(out_error, FIXSTEP_DEVICE_ERROR, "a buffer could not be written: ", status);
@@ -211,15 +244,21 @@ static fixstep_status_t write_buffer(fixstep_device_t* device, fixstep_buffer_t*
   return FIXSTEP_OK;
 }
 
-// Reads through a buffer that the host can map, which any driver has.
+// Reads through a buffer that the host can map. Which memory that is differs by driver.
 static iree_status_t read_staged(fixstep_device_t* device, iree_hal_buffer_t* source, void* data, size_t byte_length) {
-  const iree_hal_buffer_params_t place = {
-      .type = IREE_HAL_MEMORY_TYPE_HOST_LOCAL | IREE_HAL_MEMORY_TYPE_DEVICE_VISIBLE,
-      .usage = IREE_HAL_BUFFER_USAGE_TRANSFER_TARGET | IREE_HAL_BUFFER_USAGE_MAPPING_SCOPED,
+  static const iree_hal_buffer_params_t places[] = {
+      {.type = IREE_HAL_MEMORY_TYPE_HOST_LOCAL | IREE_HAL_MEMORY_TYPE_DEVICE_VISIBLE,
+       .usage = IREE_HAL_BUFFER_USAGE_TRANSFER_TARGET | IREE_HAL_BUFFER_USAGE_MAPPING_SCOPED},
+      {.type = IREE_HAL_MEMORY_TYPE_DEVICE_LOCAL | IREE_HAL_MEMORY_TYPE_HOST_VISIBLE,
+       .usage = IREE_HAL_BUFFER_USAGE_DEFAULT | IREE_HAL_BUFFER_USAGE_MAPPING},
   };
   iree_hal_buffer_t* staging = NULL;
-  iree_status_t status = iree_hal_allocator_allocate_buffer(iree_runtime_session_device_allocator(device->session),
-                                                            place, byte_length, &staging);
+  iree_status_t status = iree_ok_status();
+  for (size_t i = 0; i < sizeof(places) / sizeof(places[0]) && !staging; ++i) {
+    iree_status_free(status);
+    status = iree_hal_allocator_allocate_buffer(iree_runtime_session_device_allocator(device->session), places[i],
+                                                byte_length, &staging);
+  }
   if (iree_status_is_ok(status)) {
     status = iree_hal_device_transfer_d2d(iree_runtime_session_device(device->session), source, 0, staging, 0,
                                           byte_length, IREE_HAL_TRANSFER_BUFFER_FLAG_DEFAULT, iree_infinite_timeout());
@@ -237,8 +276,16 @@ static fixstep_status_t read_buffer(fixstep_device_t* device, fixstep_buffer_t* 
     return fixstep_backend_fail(out_error, FIXSTEP_DEVICE_ERROR, "%s: the device gave %zu bytes, expected %zu",
                                 leaf->path, (size_t)iree_hal_buffer_byte_length(source), leaf->byte_length);
   }
-  iree_status_t status = is_mapped(source) ? iree_hal_buffer_map_read(source, 0, data, leaf->byte_length)
-                                           : read_staged(device, source, data, leaf->byte_length);
+  iree_status_t status = wait_until(device, 0);
+  if (!iree_status_is_ok(status)) {
+    return fail_iree(
+        out_error, FIXSTEP_DEVICE_ERROR,
+        "the device failed in a call that it had taken; this session's state is lost: open another one and "
+        "restore the last checkpoint: ",
+        status);
+  }
+  status = is_mapped(source) ? iree_hal_buffer_map_read(source, 0, data, leaf->byte_length)
+                             : read_staged(device, source, data, leaf->byte_length);
   if (iree_status_is_ok(status)) return FIXSTEP_OK;
   return fail_iree(out_error, FIXSTEP_DEVICE_ERROR, "a buffer could not be read back: ", status);
 }
@@ -263,18 +310,13 @@ static iree_status_t push_fences(fixstep_device_t* device, iree_vm_list_t* input
   return status;
 }
 
-// Runs a call to its end. After a failure the next call begins the order anew, since nothing signals its number.
+// Runs a call, or hands it over where it takes fences.
 static iree_status_t run(fixstep_device_t* device, iree_runtime_call_t* call, bool fenced) {
-  iree_status_t status = fenced ? push_fences(device, iree_runtime_call_inputs(call)) : iree_ok_status();
+  if (!fenced) return iree_runtime_call_invoke(call, /*flags=*/0);
+  iree_status_t status = wait_until(device, IN_FLIGHT - 1);
+  if (iree_status_is_ok(status)) status = push_fences(device, iree_runtime_call_inputs(call));
   if (iree_status_is_ok(status)) status = iree_runtime_call_invoke(call, /*flags=*/0);
-  if (iree_status_is_ok(status) && fenced) {
-    status =
-        iree_hal_semaphore_wait(device->semaphore, device->last, iree_infinite_timeout(), IREE_ASYNC_WAIT_FLAG_NONE);
-  }
-  if (!iree_status_is_ok(status) && device->semaphore) {
-    iree_hal_semaphore_release(device->semaphore);
-    device->semaphore = NULL;
-  }
+  if (!iree_status_is_ok(status)) forget_order(device);
   return status;
 }
 
@@ -315,11 +357,15 @@ static fixstep_status_t invoke(fixstep_device_t* device, const char* function, f
     status = iree_runtime_call_inputs_push_back_buffer_view(&call, arguments[i]->view);
   }
   iree_string_view_t model = iree_vm_function_lookup_attr_by_name(&found, IREE_SV("iree.abi.model"));
-  if (iree_status_is_ok(status)) {
-    status = run(device, &call, iree_string_view_equal(model, IREE_SV("coarse-fences")));
-  }
+  bool fenced = iree_string_view_equal(model, IREE_SV("coarse-fences"));
+  if (iree_status_is_ok(status)) status = run(device, &call, fenced);
+  bool held = fenced && iree_status_is_ok(status);
   if (iree_status_is_ok(status)) status = take_results(&call, storage_count, result_count, out_results);
-  iree_runtime_call_deinitialize(&call);
+  if (held) {
+    device->held[device->held_count++] = (held_t){device->last, call};
+  } else {
+    iree_runtime_call_deinitialize(&call);
+  }
   if (iree_status_is_ok(status)) return FIXSTEP_OK;
   for (size_t i = 0; i < result_count; ++i) {
     if (out_results[i]) release(device, out_results[i]);

@@ -128,6 +128,7 @@ static int write_renamed(const char* final, const char* folder, const span_t* sp
   struct stat info;
   // A rename would put a file in the place of a device such as /dev/null.
   if (stat(final, &info) == 0 && !S_ISREG(info.st_mode)) return S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
+  if (sodium_init() < 0) return EIO;  // for randombytes_buf
   unsigned char random[8];
   char digits[17];
   randombytes_buf(random, sizeof(random));

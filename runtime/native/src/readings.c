@@ -115,6 +115,15 @@ fixstep_status_t fixstep_session_read_average(fixstep_session_t* session, const 
   return FIXSTEP_OK;
 }
 
+fixstep_status_t fixstep_session_read_sum(fixstep_session_t* session, const char* function, const char* path,
+                                          void* data, size_t byte_length, fixstep_error_t** out_error) {
+  if (out_error) *out_error = NULL;
+  int index = 0;
+  status_t status = fx_session_function(session, function, &index, out_error);
+  if (status != FIXSTEP_OK) return status;
+  return fx_session_read(session, &session->accumulators[index].current, path, "sum", data, byte_length, out_error);
+}
+
 fixstep_status_t fixstep_session_reset_averages(fixstep_session_t* session, const char* function,
                                                 fixstep_error_t** out_error) {
   if (out_error) *out_error = NULL;

@@ -52,6 +52,9 @@ status_t fx_session_function(const fixstep_session_t* session, const char* name,
 // those replace `results[function]`, or are none.
 status_t fx_session_call(fixstep_session_t* session, int function, const buffers_t* const* sets, size_t set_count,
                          size_t storage_count, const leaf_list_t* results, fixstep_error_t** out_error);
+// Opens the device of the first target, best rank first, that runs here and whose code loads.
+status_t fx_session_choose_target(fixstep_session_t* session, const fixstep_session_options_t* options,
+                                  fixstep_error_t** out_error);
 // Reads a buffer to memory of its leaf's length.
 status_t fx_session_read(fixstep_session_t* session, const buffers_t* buffers, const char* path, const char* what,
                          void* data, size_t byte_length, fixstep_error_t** out_error);

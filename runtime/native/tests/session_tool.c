@@ -88,17 +88,21 @@ static void print_bytes(const unsigned char* bytes, size_t byte_length) {
   printf("\n");
 }
 
-// `leaf|w` and `result|predict|y`: the bytes.
-static void print_leaf(tool_t* tool, const char* function, const char* path) {
+// `leaf|w`, `result|predict|y` and `sum|step|total/n`: the bytes.
+static void print_leaf(tool_t* tool, const char* function, const char* path, bool sum) {
   fixstep_error_t* error = NULL;
-  const char* role = !function ? "state" : strcmp(function, "predict") == 0 ? "outputs" : "metrics";
+  const char* role = sum                                ? "accumulators"
+                     : !function                        ? "state"
+                     : strcmp(function, "predict") == 0 ? "outputs"
+                                                        : "metrics";
   fixstep_leaves_t leaves = fixstep_artifact_leaves(tool->artifact, function ? function : "step", role);
   size_t byte_length = 0;
   for (size_t i = 0; i < leaves.count; ++i) {
     if (strcmp(leaves.data[i].path, path) == 0) byte_length = leaves.data[i].byte_length;
   }
   unsigned char* bytes = calloc(1, byte_length + 1);
-  fixstep_status_t status = function
+  fixstep_status_t status = sum ? fixstep_session_read_sum(tool->session, function, path, bytes, byte_length, &error)
+                            : function
                                 ? fixstep_session_read_result(tool->session, function, path, bytes, byte_length, &error)
                                 : fixstep_session_read_leaf(tool->session, path, bytes, byte_length, &error);
   if (status == FIXSTEP_OK) {
@@ -157,9 +161,9 @@ static void run(tool_t* tool, char* command) {
     status = fixstep_session_save_in(tool->session, words[1], strtoull(words[2], NULL, 10), NULL, &error);
   }
   if (strcmp(name, "leaf") == 0) {
-    print_leaf(tool, NULL, words[1]);
-  } else if (strcmp(name, "result") == 0) {
-    print_leaf(tool, words[1], words[2]);
+    print_leaf(tool, NULL, words[1], false);
+  } else if (strcmp(name, "result") == 0 || strcmp(name, "sum") == 0) {
+    print_leaf(tool, words[1], words[2], *name == 's');
   } else if (strcmp(name, "metric") == 0 || strcmp(name, "average") == 0) {
     print_number(tool, *name == 'a', words[1], words[2]);
   } else if (strcmp(name, "steps") == 0) {
