@@ -81,9 +81,9 @@ MLP = (mlp_init, mlp_apply)
 LINEAR = (lambda key: {"w": 0.1 * jax.random.normal(key, (3, 1))}, lambda params, x: x @ params["w"])
 
 
-def compiled(program, tmp_path):
-    """A session of the program on the CPU; what it computes was compared with JAX."""
-    compile(program, tmp_path / "program.fixstep", targets=["cpu"])
+def compiled(program, tmp_path, *, verify=False):
+    """A session of the program on the CPU."""
+    compile(program, tmp_path / "program.fixstep", targets=["cpu"], verify=verify)
     return load(tmp_path / "program.fixstep", target="cpu")
 
 

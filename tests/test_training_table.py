@@ -85,7 +85,8 @@ def test_the_types_are_a_fixed_point(optimizer, layer):
 @pytest.mark.parametrize("row", COMPILED, ids=lambda row: "-".join(map(str, row)))
 def test_the_compiled_curve_is_that_of_jax(row, tmp_path):
     made = program(*row)
-    session = compiled(made, tmp_path)
+    # Comparing what `compile` made is part of it where a step computes in other types than its leaves have.
+    session = compiled(made, tmp_path, verify=row[2] in ("mixed_bf16", "f64"))
     template, _, step = jitted(made)
     state = session.state()
     # Half precision rounds at 2^-11 and 2^-8 in each operation; what XLA and IREE fuse is not rounded in between.
