@@ -23,6 +23,10 @@ _BROADCAST = re.compile(
 _TRANSPOSE = re.compile(
     rf"^(\s*)(%\w+) = stablehlo\.transpose ({_NAME}), (.*) : \((tensor<[^>]+>)\) -> tensor<[^>]+>.*$"
 )
+_SUM = re.compile(
+    rf"^(\s*)(%\w+) = stablehlo\.reduce\(({_NAME}) init: {_NAME}\) applies \S+ across dimensions = \[([\d, ]+)\] : "
+    r"\((tensor<((?:\d+x)+)[^>]+>),.*$"
+)
 _SCATTER = re.compile(rf'^(\s*)(%\w+)(?::\d+)? = "stablehlo\.scatter"\(((?:{_NAME}(?:, )?)+)\)')
 _FROM_INTEGER = re.compile(
     rf"^(\s*)(%\w+) = stablehlo\.convert ({_NAME}) : \(tensor<((?:\d+x)*u?i\d+)>\) -> tensor<((?:\d+x)*)bf16>(.*)$"
@@ -36,10 +40,6 @@ _CONSTANT = re.compile(r"%c(?:st)?(?:_\d+)?")
 _STORED = ("%arg", "%iterArg", "%adapted_")
 _VALUE = re.compile(_NAME)
 _NARROW = re.compile(r"(?<=x)b?f16$|^b?f16$")
-_WIDENED = re.compile(
-    r"^(\s*)(%\w+) = stablehlo\.convert (%[\w#]+ : \(tensor<(?:\d+x)+(?:i1|u?i8|u?i16|f16|bf16)>\) -> )"
-    r"(tensor<(?:\d+x)+(?:f32|f64|u?i32|u?i64)>)$"
-)
 _MODULE = re.compile(r"^module( @\S+)?( attributes \{)?", re.MULTILINE)
 _OPENED = re.compile(r"^module.*\{$", re.MULTILINE)
 
@@ -133,23 +133,8 @@ def _selected(found: re.Match[str]) -> str:
     indent, name, operand, shape, result, rest = found.groups()
     own = f"%adapted_{name[1:]}"
     constants = [f"{own}_{value} = stablehlo.constant dense<{value}.0> : {result}" for value in (1, 0)]
-    select = f"{own} = stablehlo.select {operand}, {own}_1, {own}_0 : tensor<{shape}i1>, {result}{rest}"
-    return indent + " ".join([*constants, select, f"{name} = stablehlo.optimization_barrier {own} : {result}"])
-
-
-def separate_widened(module: str) -> str:
-    """Arrays of less than 32 bits are made wider on their own.
-
-    Fused into a sum of products along columns, IREE's SPIR-V gives wrong numbers (`(x * y).sum(0)` for x of int8).
-    Conversions of booleans are separated by `select_for_booleans`.
-    """
-    return "\n".join(_WIDENED.sub(_converted_alone, line) for line in module.split("\n"))
-
-
-def _converted_alone(found: re.Match[str]) -> str:
-    indent, name, rest, result = found.groups()
-    own = f"%adapted_{name[1:]}"
-    return f"{indent}{own} = stablehlo.convert {rest}{result} {name} = stablehlo.optimization_barrier {own} : {result}"
+    select = f"{name} = stablehlo.select {operand}, {own}_1, {own}_0 : tensor<{shape}i1>, {result}{rest}"
+    return indent + " ".join([*constants, select])
 
 
 def split_complex_selects(module: str) -> str:
@@ -179,12 +164,12 @@ def _split(line: str) -> str:
 
 
 def separate_movements(module: str) -> str:
-    """Nothing that makes an array is fused with the code that repeats its elements or transposes it.
+    """Nothing that makes an array is fused with what repeats its elements, transposes it, or reduces its columns.
 
     IREE's SPIR-V for a sum along columns and a use of it in every row holds the sums in memory that a workgroup shares,
     and has no barrier between the threads that write and those that read: `x - x.mean(0)` was right in the columns of
-    one subgroup and wrong in the others. So was the sum of a product and another one transposed. Scalars and constants
-    are computed by each thread.
+    one subgroup and wrong in the others. So was the sum of a product and another one transposed, and that of columns
+    where something else reads the columns too. Scalars and constants are computed by each thread.
     """
     barriers: list[tuple[int, str, str]] = []  # indentation, value, and what stands for it from there on
     lines = []
@@ -233,7 +218,7 @@ def _replaced(line: str, values: dict[str, str]) -> str:
 
 def _moved(line: str) -> tuple[str, str, str] | None:
     """Name, operand and the operand's type of a line that moves elements of what has to stand alone."""
-    repeated, transposed = _BROADCAST.match(line), _TRANSPOSE.match(line)
+    repeated, transposed, summed = _BROADCAST.match(line), _TRANSPOSE.match(line), _SUM.match(line)
     if repeated is not None:
         _, name, operand, _, before, after, _ = repeated.groups()
         type_ = f"tensor<{before}>"
@@ -241,6 +226,10 @@ def _moved(line: str) -> tuple[str, str, str] | None:
             return None
     elif transposed is not None:
         _, name, operand, _, type_ = transposed.groups()
+    elif summed is not None:
+        _, name, operand, axes, type_, shape = summed.groups()
+        if str(shape.count("x") - 1) in axes.split(", "):
+            return None  # along rows, which one thread or the whole workgroup adds up
     else:
         return None
     return None if operand.startswith(_STORED) else (name, operand, type_)

@@ -24,7 +24,6 @@ from fixstep.targets._adapt import (
     select_for_booleans,
     separate_movements,
     separate_narrow_products,
-    separate_widened,
     split_complex_selects,
 )
 from fixstep.targets._base import WITHOUT_ELEMENT_TYPE, CodeEdit, Memory
@@ -91,7 +90,7 @@ class Vulkan:
         another. Each has a thread that wakes what waits on the other, and two of them that count at once lose the
         device (a timeline semaphore is signalled with a lower value than before).
         """
-        adapted = separate_widened(round_integers_first(select_for_booleans(module)))
+        adapted = round_integers_first(select_for_booleans(module))
         adapted = separate_movements(split_complex_selects(separate_narrow_products(adapted)))
         device = '#hal.device.alias<"vulkan"> : !hal.device' if self.option else _DEFAULT_DEVICE
         return one_queue(adapted, device)

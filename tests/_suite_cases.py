@@ -620,6 +620,19 @@ def cholesky() -> Built:
     return descent(lambda key: {"a": dense(key, 4, 4)}, loss)
 
 
+@case("element types")
+def sums_of_masked_integers() -> Built:
+    """Products of a boolean mask that are added up along columns and along rows."""
+
+    def step(state: Any, batch: Any) -> Any:
+        mask = batch["x"] > 0
+        product = mask.astype(jnp.int32) * state["w"]
+        count = mask.astype(jnp.int32).sum(0)
+        return {"w": state["w"] + count}, {"columns": product.sum(0), "rows": product.sum(1)}
+
+    return {"w": jnp.ones((8, 6), jnp.int32)}, step, rows()
+
+
 @case("linear algebra")
 def a_third_power() -> Built:
     """Its gradient adds products and products transposed."""

@@ -133,7 +133,7 @@ def test_loops_keep_the_device(case, tmp_path):
 def test_narrow_arrays_in_a_sum_of_products(dtype, guarded, tmp_path, monkeypatch):
     """Without the guard it fails when IREE is mended: then the guard can go."""
     if not guarded:
-        monkeypatch.setattr(vulkan, "separate_widened", lambda module: module)
+        monkeypatch.setattr(vulkan, "separate_movements", lambda module: module)
     rng = np.random.default_rng(0)
     state = {"q": rng.integers(0, 2, (16, 8)).astype(getattr(ml_dtypes, dtype, dtype))}
     batch = rng.standard_normal((16, 8)).astype(np.float32)
