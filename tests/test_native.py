@@ -288,6 +288,81 @@ def test_averages_are_read_from_sums_as_python_reads_them(native, tmp_path):
     assert out[10] == "nan"
 
 
+@pytest.fixture(scope="session")
+def any_size(tmp_path_factory) -> Path:
+    """An artifact for batches of 2 to 16 examples."""
+    import jax
+    import jax.numpy as jnp
+
+    from fixstep.frontend import Program, compile
+
+    (b,) = jax.export.symbolic_shape("b", constraints=["b <= 16", "b >= 2"])
+
+    def loss(w, batch):
+        return jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
+
+    def step(state, batch):
+        value, gradient = jax.value_and_grad(loss)(state["w"], batch)
+        return {"w": state["w"] - 0.1 * gradient}, {"loss": value}
+
+    program = Program(
+        name="any", init=lambda key: {"w": jax.random.normal(key, (4,))}, step=step,
+        evaluate=lambda state, batch: {"loss": loss(state["w"], batch)},
+        predict=lambda state, inputs: {"y": inputs["x"] @ state["w"], "t": jnp.outer(state["w"], inputs["x"][:, 0])},
+        batch={"x": jax.ShapeDtypeStruct((b, 4), "float32"), "y": jax.ShapeDtypeStruct((b,), "float32")},
+        inputs={"x": jax.ShapeDtypeStruct((b, 4), "float32")},
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("any") / "any.fixstep"
+    compile(program, path, targets=["cpu"])
+    return path
+
+
+def test_batches_of_any_size_give_pythons_bits(native, any_size, tmp_path):
+    session = load(any_size, seed=3)
+    rng = np.random.default_rng(0)
+    commands, losses = [], []
+    for number, size in enumerate((16, 5, 2, 16, 11, 3)):
+        batch = {"x": rng.standard_normal((size, 4)).astype("float32"), "y": np.ones(size, "float32")}
+        np.savez(tmp_path / f"{number}.npz", **batch)
+        losses.append(float(session.step(batch)["loss"]))
+        commands += [f"call|step|{tmp_path}/{number}.npz", "metric|step|loss"]
+    np.savez(tmp_path / "inputs.npz", x=batch["x"])
+    outputs = session.predict({"x": batch["x"]})
+    session.save(tmp_path / "python")
+    out = native("open|3", *commands, "average|step|loss", "leaf|w", f"call|predict|{tmp_path}/inputs.npz",
+                 "result|predict|y|12", "result|predict|t|48", "result|predict|y|64", f"save|{tmp_path}/c|{{}}",
+                 artifact=any_size)  # fmt: skip
+    assert [float(text) for text in out[2:13:2]] == losses
+    assert float(out[13]) == session.averages()["loss"]
+    assert out[14] == session.state()["w"].tobytes().hex()
+    assert out[16] == outputs["y"].tobytes().hex()
+    assert out[17] == outputs["t"].tobytes().hex()
+    assert out[18] == "error 1 y: expected room for 12 bytes, got 64"
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "python").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        {"x": ("float32", (17, 4)), "y": ("float32", (17,))},
+        {"x": ("float32", (1, 4)), "y": ("float32", (1,))},
+        {"x": ("float32", (5, 4)), "y": ("float32", (6,))},
+        {"x": ("float32", (5, 3)), "y": ("float32", (5,))},
+        {"x": ("int32", (5, 4)), "y": ("float32", (5,))},
+        {"y": ("float32", (5,))},
+        {},
+    ],
+)
+def test_a_wrong_size_gives_the_same_text(native, any_size, leaves):
+    session = load(any_size)
+    words = "".join(f"|{p} {dtype} {','.join(map(str, shape))}" for p, (dtype, shape) in leaves.items())
+    out = native("open|0", f"fit|step{words}", f"fit|predict{words}", artifact=any_size)
+    for text, call in zip(out[1:], (session.step, session.predict), strict=True):
+        with pytest.raises(FixstepError) as caught:
+            call(_zeros(leaves))
+        assert text == f"error 3 {caught.value}"
+
+
 def test_vulkan_takes_the_same_steps(sanitized, tiny_program, batch_files, tmp_path):
     from fixstep.frontend import compile
 

@@ -150,6 +150,10 @@ FIXSTEP_API bool fixstep_artifact_has_function(const fixstep_artifact_t* artifac
 // `accumulators`, `seed`. None where there is no such function or role.
 FIXSTEP_API fixstep_leaves_t fixstep_artifact_leaves(const fixstep_artifact_t* artifact, const char* function,
                                                      const char* role);
+// The sizes that a batch may have: from low to high, multiples of a number. False, and all three the batch size of the
+// template, where there is one alone (0 where no leaf tells it). Shapes in the template are those at the largest size.
+FIXSTEP_API bool fixstep_artifact_sizes(const fixstep_artifact_t* artifact, int64_t* out_low, int64_t* out_high,
+                                        int64_t* out_multiple);
 // The data of a member of the file; NULL and 0 if there is none.
 FIXSTEP_API const void* fixstep_artifact_member(const fixstep_artifact_t* artifact, const char* name,
                                                 size_t* out_byte_length);
@@ -195,6 +199,8 @@ FIXSTEP_API fixstep_status_t fixstep_session_evaluate(fixstep_session_t* session
 FIXSTEP_API fixstep_status_t fixstep_session_predict(fixstep_session_t* session, const fixstep_tensor_t* inputs,
                                                      size_t count, fixstep_error_t** out_error);
 
+// Where a batch may have any size, its results have the shapes at its size.
+//
 // Copies a result of the last call of `step`, `evaluate` (its metrics) or `predict` (its outputs) to memory of exactly
 // the leaf's length. Results that nobody reads are never waited for. FIXSTEP_INVALID_ARGUMENT before the first call.
 FIXSTEP_API fixstep_status_t fixstep_session_read_result(fixstep_session_t* session, const char* function,
@@ -257,8 +263,12 @@ typedef struct fixstep_data_t fixstep_data_t;
 // file of that leaf's elements. Every leaf has the batch as its first dimension. Release it with fixstep_data_release.
 FIXSTEP_API fixstep_status_t fixstep_data_open(const char* path, fixstep_leaves_t leaves, fixstep_data_t** out_data,
                                                fixstep_error_t** out_error);
+// The same in batches of another size, with a short last one, for artifacts that take it.
+FIXSTEP_API fixstep_status_t fixstep_data_open_batches(const char* path, fixstep_leaves_t leaves, size_t batch_size,
+                                                       bool keep_last, fixstep_data_t** out_data,
+                                                       fixstep_error_t** out_error);
 FIXSTEP_API void fixstep_data_release(fixstep_data_t* data);
-// Whole batches; a short last one is left out.
+// Batches, a short last one only where it is kept.
 FIXSTEP_API size_t fixstep_data_batch_count(const fixstep_data_t* data);
 // Examples that do not fill a batch.
 FIXSTEP_API size_t fixstep_data_left_out(const fixstep_data_t* data);

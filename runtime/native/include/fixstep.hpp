@@ -117,6 +117,13 @@ class Data {
     detail::call(fixstep_data_open, path.c_str(), leaves, &handle);
     handle_.reset(handle);
   }
+  // Batches of another size, with a short last one, for artifacts that take it.
+  Data(const std::string& path, fixstep_leaves_t leaves, std::size_t batch_size, bool keep_last)
+      : count_(leaves.count) {
+    fixstep_data_t* handle = nullptr;
+    detail::call(fixstep_data_open_batches, path.c_str(), leaves, batch_size, keep_last, &handle);
+    handle_.reset(handle);
+  }
   std::size_t batch_count() const { return fixstep_data_batch_count(handle_.get()); }
   std::size_t left_out() const { return fixstep_data_left_out(handle_.get()); }
   // The tensors of a batch, [size()], until the next call; null beyond the last one.

@@ -121,6 +121,7 @@ void fixstep_artifact_release(fixstep_artifact_t* artifact) {
   fx_leaf_list_release(&artifact->batch);
   fx_leaf_list_release(&artifact->inputs);
   free(artifact->targets);
+  fx_sizes_release(&artifact->sizes);
   json_decref(artifact->manifest);
   free(artifact->members);
   free(artifact->file);
@@ -163,6 +164,17 @@ fixstep_leaves_t fixstep_artifact_leaves(const fixstep_artifact_t* artifact, con
   const function_t* found = find_function(artifact, function);
   const leaf_list_t* leaves = found ? fx_function_leaves(found, role) : NULL;
   return leaves ? (fixstep_leaves_t){leaves->items, leaves->count} : (fixstep_leaves_t){NULL, 0};
+}
+
+bool fixstep_artifact_sizes(const fixstep_artifact_t* artifact, int64_t* out_low, int64_t* out_high,
+                            int64_t* out_multiple) {
+  const sizes_t* sizes = &artifact->sizes;
+  const fixstep_leaf_t* first = artifact->batch.count ? &artifact->batch.items[0] : NULL;
+  int64_t fixed = first && first->rank ? first->shape[0] : 0;
+  *out_low = sizes->compiled ? sizes->low : fixed;
+  *out_high = sizes->compiled ? sizes->high : fixed;
+  *out_multiple = sizes->compiled ? sizes->multiple : fixed;
+  return sizes->compiled != NULL;
 }
 
 const void* fixstep_artifact_member(const fixstep_artifact_t* artifact, const char* name, size_t* out_byte_length) {

@@ -5,10 +5,11 @@
 
 #include "container.h"
 #include "leaf.h"
+#include "sizes.h"
 
 #define MANIFEST_NAME "manifest.json"
 #define STATE_NAME "state.safetensors"
-#define MAX_GROUPS 3
+#define MAX_GROUPS 4
 
 // Leaves that travel together: one role of a function's arguments or results. `role` is NULL beyond the last one.
 typedef struct group_t {
@@ -42,6 +43,7 @@ struct fixstep_artifact_t {
   const char* program;
   leaf_list_t state, batch, inputs;  // the template
   function_t functions[FUNCTION_COUNT];
+  sizes_t sizes;
   target_t* targets;
   size_t target_count;
 };

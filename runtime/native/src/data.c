@@ -10,7 +10,9 @@
 #define MAX_RATIO 1032
 
 typedef struct column_t {
-  fixstep_leaf_t leaf;  // its path and shape are of its own memory
+  fixstep_leaf_t leaf;    // its path and shape are of its own memory
+  int64_t* tensor_shape;  // of the batch that was asked for last
+  size_t row_byte_length;
   uint8_t* memory;
   const uint8_t* rows;
 } column_t;
@@ -20,6 +22,7 @@ struct fixstep_data_t {
   fixstep_tensor_t* tensors;  // of the batch that was asked for last
   size_t count;
   size_t batch_size;
+  bool keep_last;
   size_t examples;
 };
 
@@ -184,8 +187,9 @@ static status_t open_single(fixstep_data_t* data, const char* path, bool npy, fi
   return status == FIXSTEP_OK ? status : fail_at(out_error, path, "", status, inner);
 }
 
-static status_t copy_leaf(const fixstep_leaf_t* leaf, size_t batch_size, fixstep_leaf_t* out,
+static status_t copy_leaf(const fixstep_leaf_t* leaf, size_t batch_size, column_t* column,
                           fixstep_error_t** out_error) {
+  fixstep_leaf_t* out = &column->leaf;
   if (!leaf->rank || leaf->rank > MAX_RANK || leaf->shape[0] < 1 || (size_t)leaf->shape[0] != batch_size) {
     return fx_fail(out_error, FIXSTEP_DATA_ERROR,
                    "%s: its first dimension is not the batch of the others; bind it by hand", leaf->path);
@@ -196,7 +200,10 @@ static status_t copy_leaf(const fixstep_leaf_t* leaf, size_t batch_size, fixstep
   out->key = NULL;
   out->shape = shape;
   out->path = fx_copy_text(leaf->path, strlen(leaf->path));
-  return shape && out->path ? FIXSTEP_OK : fx_fail_memory(out_error);
+  column->tensor_shape = fx_allocate_zeroed(leaf->rank, sizeof(*shape));
+  if (column->tensor_shape) memcpy(column->tensor_shape, leaf->shape, leaf->rank * sizeof(*shape));
+  column->row_byte_length = leaf->byte_length / batch_size;
+  return shape && out->path && column->tensor_shape ? FIXSTEP_OK : fx_fail_memory(out_error);
 }
 
 static bool has_end(const char* text, const char* end) {
@@ -204,36 +211,48 @@ static bool has_end(const char* text, const char* end) {
   return length >= end_length && strcmp(text + length - end_length, end) == 0;
 }
 
-fixstep_status_t fixstep_data_open(const char* path, fixstep_leaves_t leaves, fixstep_data_t** out_data,
-                                   fixstep_error_t** out_error) {
+// Room for the columns of leaves.
+static status_t make_columns(fixstep_data_t* data, fixstep_leaves_t leaves, fixstep_error_t** out_error) {
+  data->columns = fx_allocate_zeroed(leaves.count, sizeof(*data->columns));
+  data->tensors = fx_allocate_zeroed(leaves.count, sizeof(*data->tensors));
+  status_t status = data->columns && data->tensors ? FIXSTEP_OK : fx_fail_memory(out_error);
+  size_t whole = (size_t)leaves.data[0].shape[0];
+  for (; data->count < leaves.count && status == FIXSTEP_OK; ++data->count) {
+    status = copy_leaf(&leaves.data[data->count], whole, &data->columns[data->count], out_error);
+  }
+  return status;
+}
+
+// Whether every leaf was found, and the examples make a batch.
+static status_t check_columns(const fixstep_data_t* data, const char* path, fixstep_error_t** out_error) {
+  for (size_t i = 0; i < data->count; ++i) {
+    if (!data->columns[i].memory) {
+      return fx_fail(out_error, FIXSTEP_DATA_ERROR, "%s: %s: missing", path, data->columns[i].leaf.path);
+    }
+  }
+  if (data->examples >= (data->keep_last ? 1 : data->batch_size)) return FIXSTEP_OK;
+  return fx_fail(out_error, FIXSTEP_DATA_ERROR, "%s: %zu examples do not fill one batch of %zu: add data", path,
+                 data->examples, data->batch_size);
+}
+
+fixstep_status_t fixstep_data_open_batches(const char* path, fixstep_leaves_t leaves, size_t batch_size, bool keep_last,
+                                           fixstep_data_t** out_data, fixstep_error_t** out_error) {
   *out_data = NULL;
   if (out_error) *out_error = NULL;
-  if (!leaves.count || !leaves.data[0].rank) {
+  if (!leaves.count || !leaves.data[0].rank || !batch_size) {
     return fx_fail(out_error, FIXSTEP_DATA_ERROR, "%s: there are no leaves with a batch to read", path);
   }
   fixstep_data_t* data = fx_allocate_zeroed(1, sizeof(*data));
   if (!data) return fx_fail_memory(out_error);
-  data->columns = fx_allocate_zeroed(leaves.count, sizeof(*data->columns));
-  data->tensors = fx_allocate_zeroed(leaves.count, sizeof(*data->tensors));
-  data->batch_size = (size_t)leaves.data[0].shape[0];
+  data->batch_size = batch_size;
+  data->keep_last = keep_last;
   data->examples = SIZE_MAX;
-  status_t status = data->columns && data->tensors ? FIXSTEP_OK : fx_fail_memory(out_error);
-  for (; data->count < leaves.count && status == FIXSTEP_OK; ++data->count) {
-    status = copy_leaf(&leaves.data[data->count], data->batch_size, &data->columns[data->count].leaf, out_error);
-  }
+  status_t status = make_columns(data, leaves, out_error);
   if (status == FIXSTEP_OK) {
     status = has_end(path, ".npz") ? open_npz(data, path, out_error)
                                    : open_single(data, path, has_end(path, ".npy"), out_error);
   }
-  for (size_t i = 0; i < data->count && status == FIXSTEP_OK; ++i) {
-    if (!data->columns[i].memory) {
-      status = fx_fail(out_error, FIXSTEP_DATA_ERROR, "%s: %s: missing", path, data->columns[i].leaf.path);
-    }
-  }
-  if (status == FIXSTEP_OK && data->examples < data->batch_size) {
-    status = fx_fail(out_error, FIXSTEP_DATA_ERROR, "%s: %zu examples do not fill one batch of %zu: add data", path,
-                     data->examples, data->batch_size);
-  }
+  if (status == FIXSTEP_OK) status = check_columns(data, path, out_error);
   if (status == FIXSTEP_OK) {
     *out_data = data;
   } else {
@@ -242,11 +261,18 @@ fixstep_status_t fixstep_data_open(const char* path, fixstep_leaves_t leaves, fi
   return status;
 }
 
+fixstep_status_t fixstep_data_open(const char* path, fixstep_leaves_t leaves, fixstep_data_t** out_data,
+                                   fixstep_error_t** out_error) {
+  size_t batch_size = leaves.count && leaves.data[0].rank ? (size_t)leaves.data[0].shape[0] : 0;
+  return fixstep_data_open_batches(path, leaves, batch_size, /*keep_last=*/false, out_data, out_error);
+}
+
 void fixstep_data_release(fixstep_data_t* data) {
   if (!data) return;
   for (size_t i = 0; i < data->count; ++i) {
     free((void*)data->columns[i].leaf.path);
     free((void*)data->columns[i].leaf.shape);
+    free(data->columns[i].tensor_shape);
     free(data->columns[i].memory);
   }
   free(data->columns);
@@ -254,16 +280,24 @@ void fixstep_data_release(fixstep_data_t* data) {
   free(data);
 }
 
-size_t fixstep_data_batch_count(const fixstep_data_t* data) { return data->examples / data->batch_size; }
-size_t fixstep_data_left_out(const fixstep_data_t* data) { return data->examples % data->batch_size; }
+size_t fixstep_data_batch_count(const fixstep_data_t* data) {
+  size_t short_ones = data->keep_last && data->examples % data->batch_size;
+  return data->examples / data->batch_size + short_ones;
+}
+
+size_t fixstep_data_left_out(const fixstep_data_t* data) {
+  return data->keep_last ? 0 : data->examples % data->batch_size;
+}
 
 const fixstep_tensor_t* fixstep_data_batch(fixstep_data_t* data, size_t index) {
   if (index >= fixstep_data_batch_count(data)) return NULL;
+  size_t first = index * data->batch_size, rest = data->examples - first;
   for (size_t i = 0; i < data->count; ++i) {
     const column_t* column = &data->columns[i];
     const fixstep_leaf_t* leaf = &column->leaf;
-    data->tensors[i] =
-        (fixstep_tensor_t){leaf->path, leaf->dtype, leaf->rank, leaf->shape, column->rows + index * leaf->byte_length};
+    column->tensor_shape[0] = (int64_t)(rest < data->batch_size ? rest : data->batch_size);
+    data->tensors[i] = (fixstep_tensor_t){leaf->path, leaf->dtype, leaf->rank, column->tensor_shape,
+                                          column->rows + first * column->row_byte_length};
   }
   return data->tensors;
 }

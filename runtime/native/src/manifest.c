@@ -75,8 +75,13 @@ static status_t read_functions(fixstep_artifact_t* artifact, size_t* leaf_count,
     function->present = json != NULL;
     found += function->present;
     if (!json) continue;
-    status = read_groups(json, function->name, "arguments", convention[i].arguments, function->arguments, leaf_count,
-                         out_error);
+    const char* arguments[MAX_GROUPS];
+    memcpy(arguments, convention[i].arguments, sizeof(arguments));
+    size_t count = 0;
+    while (arguments[count]) ++count;
+    // Functions of a batch whose size is a range take the real one last.
+    if (artifact->sizes.compiled && i != FUNCTION_INIT) arguments[count] = "size";
+    status = read_groups(json, function->name, "arguments", arguments, function->arguments, leaf_count, out_error);
     if (status == FIXSTEP_OK) {
       status =
           read_groups(json, function->name, "results", convention[i].results, function->results, leaf_count, out_error);
@@ -141,6 +146,28 @@ static status_t read_template(fixstep_artifact_t* artifact, size_t* leaf_count, 
   return FIXSTEP_OK;
 }
 
+static status_t check_sizes(const fixstep_artifact_t* artifact, fixstep_error_t** out_error) {
+  const function_t* functions = artifact->functions;
+  const leaf_list_t* metrics = fx_function_leaves(&functions[FUNCTION_STEP], "metrics");
+  const leaf_list_t* evaluation = fx_function_leaves(&functions[FUNCTION_EVALUATE], "metrics");
+  const leaf_list_t* outputs = fx_function_leaves(&functions[FUNCTION_PREDICT], "outputs");
+  const leaf_list_t* const lists[] = {&artifact->batch, &artifact->inputs, metrics, evaluation, outputs};
+  const char* const roles[] = {"batch", "inputs", "metrics", "evaluation", "outputs"};
+  status_t status = FIXSTEP_OK;
+  for (size_t i = 0; i < 5 && status == FIXSTEP_OK; ++i) {
+    status = fx_sizes_check(&artifact->sizes, roles[i], lists[i], out_error);
+  }
+  for (size_t f = FUNCTION_STEP; f < FUNCTION_COUNT && status == FIXSTEP_OK; ++f) {
+    const leaf_list_t* size = fx_function_leaves(&functions[f], "size");
+    if (!functions[f].present) continue;
+    if (!size || size->count != 1 || size->items[0].dtype != FIXSTEP_INT32 || size->items[0].rank) {
+      status = fx_fail(out_error, FIXSTEP_ARTIFACT_ERROR, "/functions/%s/arguments: expected one int32 scalar as size",
+                       functions[f].name);
+    }
+  }
+  return status;
+}
+
 // Parts that are each valid and do not fit together.
 static status_t check_agreement(const fixstep_artifact_t* artifact, fixstep_error_t** out_error) {
   const leaf_list_t* const held[] = {&artifact->state, &artifact->batch, &artifact->inputs};
@@ -178,10 +205,13 @@ static status_t read_parts(fixstep_artifact_t* artifact, fixstep_error_t** out_e
     return fx_fail(out_error, FIXSTEP_ARTIFACT_ERROR, "/program: expected 64 lowercase hexadecimal digits");
   }
   size_t leaf_count = 0;
-  status_t status = read_template(artifact, &leaf_count, out_error);
+  const json_t* sizes = json_object_get(artifact->manifest, "sizes");
+  status_t status = sizes ? fx_sizes_parse(sizes, &artifact->sizes, out_error) : FIXSTEP_OK;
+  if (status == FIXSTEP_OK) status = read_template(artifact, &leaf_count, out_error);
   if (status == FIXSTEP_OK) status = read_functions(artifact, &leaf_count, out_error);
   if (status == FIXSTEP_OK) status = read_targets(artifact, out_error);
   if (status == FIXSTEP_OK) status = check_agreement(artifact, out_error);
+  if (status == FIXSTEP_OK && sizes) status = check_sizes(artifact, out_error);
   return status;
 }
 
@@ -194,10 +224,6 @@ status_t fx_manifest_read(fixstep_artifact_t* artifact, fixstep_error_t** out_er
   status_t status = fx_json_parse((const char*)member->data, member->byte_length, FIXSTEP_ARTIFACT_ERROR,
                                   &artifact->manifest, out_error);
   if (status == FIXSTEP_OK) status = check_version(artifact->manifest, out_error);
-  if (status == FIXSTEP_OK && json_object_get(artifact->manifest, "sizes")) {
-    return fx_fail(out_error, FIXSTEP_ARTIFACT_ERROR,
-                   "it takes batches of any size, which the C library does not run: compile it for one batch size");
-  }
   if (status == FIXSTEP_OK) status = read_parts(artifact, out_error);
   return status;
 }

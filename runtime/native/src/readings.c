@@ -26,13 +26,44 @@ status_t fx_session_read(fixstep_session_t* session, const buffers_t* buffers, c
   return session->backend->read(session->device, buffers->items[leaf - buffers->leaves->items], leaf, data, out_error);
 }
 
+// Reads a result of a batch that was padded, without the padding.
+static status_t read_padded(fixstep_session_t* session, int function, const fixstep_leaf_t* padded, void* data,
+                            size_t byte_length, fixstep_error_t** out_error) {
+  const buffers_t* results = &session->results[function];
+  size_t index = (size_t)(padded - results->leaves->items);
+  leaf_list_t real;
+  status_t status =
+      fx_sizes_leaves(&session->artifact->sizes, fx_session_results_role(function),
+                      fx_session_results(session, function), session->result_sizes[function], &real, out_error);
+  if (status != FIXSTEP_OK) return status;
+  const fixstep_leaf_t* leaf = &real.items[index];
+  void* whole = fx_allocate_zeroed(padded->byte_length, 1);
+  if (!whole) {
+    status = fx_fail_memory(out_error);
+  } else if (byte_length != leaf->byte_length || (byte_length && !data)) {
+    status = fx_fail(out_error, FIXSTEP_INVALID_ARGUMENT, "%s: expected room for %zu bytes, got %zu", leaf->path,
+                     leaf->byte_length, data ? byte_length : 0);
+  } else {
+    status = session->backend->read(session->device, results->items[index], padded, whole, out_error);
+  }
+  if (status == FIXSTEP_OK && byte_length) fx_sizes_copy(leaf, data, padded, whole);
+  free(whole);
+  fx_leaf_list_release(&real);
+  return status;
+}
+
 fixstep_status_t fixstep_session_read_result(fixstep_session_t* session, const char* function, const char* path,
                                              void* data, size_t byte_length, fixstep_error_t** out_error) {
   if (out_error) *out_error = NULL;
   int index = 0;
   status_t status = fx_session_function(session, function, &index, out_error);
   if (status != FIXSTEP_OK) return status;
-  return fx_session_read(session, &session->results[index], path, "result", data, byte_length, out_error);
+  const buffers_t* results = &session->results[index];
+  const fixstep_leaf_t* leaf = results->items && path ? fx_leaf_list_find(results->leaves, path) : NULL;
+  if (session->artifact->sizes.compiled && leaf) {
+    return read_padded(session, index, leaf, data, byte_length, out_error);
+  }
+  return fx_session_read(session, results, path, "result", data, byte_length, out_error);
 }
 
 fixstep_status_t fixstep_session_read_metric(fixstep_session_t* session, const char* function, const char* path,

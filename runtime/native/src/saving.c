@@ -127,7 +127,7 @@ static status_t order_state(const fixstep_session_t* session, const char* path, 
     tensors[i] = (fixstep_tensor_t){leaf->path, leaf->dtype, leaf->rank, leaf->shape, checkpoint->data[i]};
   }
   fixstep_error_t* inner = NULL;
-  status_t status = fx_template_check(leaves, tensors, count, "state", session->ordered, &inner);
+  status_t status = fx_template_check(leaves, tensors, count, "state", /*advice=*/NULL, session->ordered, &inner);
   for (size_t i = 0; i < leaves->count && status == FIXSTEP_OK; ++i) out_data[i] = session->ordered[i]->data;
   free(tensors);
   if (status == FIXSTEP_OK) return status;

@@ -46,7 +46,7 @@ static void pair_release(fixstep_session_t* session, pair_t* pair) {
   fx_buffers_release(session, &pair->other);
 }
 
-static void pair_swap(pair_t* pair) {
+void fx_pair_swap(pair_t* pair) {
   buffers_t current = pair->current;
   pair->current = pair->other;
   pair->other = current;
@@ -68,8 +68,9 @@ status_t fx_session_function(const fixstep_session_t* session, const char* name,
       session->artifact->name, name ? name : "");
 }
 
-status_t fx_session_call(fixstep_session_t* session, int function, const buffers_t* const* sets, size_t set_count,
-                         size_t storage_count, const leaf_list_t* results, fixstep_error_t** out_error) {
+status_t fx_session_call(fixstep_session_t* session, int function, const char* name, const buffers_t* const* sets,
+                         size_t set_count, size_t storage_count, const leaf_list_t* results,
+                         fixstep_error_t** out_error) {
   size_t count = 0, stored = 0;
   for (size_t i = 0; i < set_count; ++i) {
     for (size_t j = 0; j < sets[i]->leaves->count; ++j) {
@@ -81,98 +82,23 @@ status_t fx_session_call(fixstep_session_t* session, int function, const buffers
   buffers_t made = {results, fx_allocate_zeroed(results->count, sizeof(fixstep_buffer_t*))};
   if (!made.items) return fx_fail_memory(out_error);
   fixstep_error_t* inner = NULL;
-  status_t status = session->backend->invoke(session->device, session->artifact->functions[function].name,
-                                             session->arguments, session->argument_leaves, count, stored,
-                                             results->items, results->count, made.items, &inner);
+  status_t status = session->backend->invoke(session->device, name, session->arguments, session->argument_leaves, count,
+                                             stored, results->items, results->count, made.items, &inner);
   if (status == FIXSTEP_OK) {
     fx_buffers_replace(session, &session->results[function], &made);
     return FIXSTEP_OK;
   }
   free(made.items);
   char before[64];
-  snprintf(before, sizeof(before), "the device failed in %s: ", session->artifact->functions[function].name);
+  snprintf(before, sizeof(before), "the device failed in %s: ", name);
   return fx_fail_prefixed(out_error, status, inner, before, "; the state is unchanged");
-}
-
-// Checks the tensors and puts them on the device, in the buffers of the last ones.
-static status_t take(fixstep_session_t* session, const fixstep_tensor_t* tensors, size_t count, const char* what,
-                     const leaf_list_t* leaves, buffers_t* buffers, fixstep_error_t** out_error) {
-  status_t status = fx_template_check(leaves, tensors, count, what, session->ordered, out_error);
-  if (status == FIXSTEP_OK && !buffers->items) status = fx_buffers_make(session, leaves, NULL, buffers, out_error);
-  for (size_t i = 0; i < leaves->count && status == FIXSTEP_OK; ++i) {
-    status = session->backend->write(session->device, buffers->items[i], &leaves->items[i], session->ordered[i]->data,
-                                     out_error);
-  }
-  return status;
-}
-
-fixstep_status_t fixstep_session_step(fixstep_session_t* session, const fixstep_tensor_t* batch, size_t count,
-                                      fixstep_error_t** out_error) {
-  if (out_error) *out_error = NULL;
-  const function_t* step = &session->artifact->functions[FUNCTION_STEP];
-  pair_t* sums = &session->accumulators[FUNCTION_STEP];
-  status_t status = take(session, batch, count, "batch", &session->artifact->batch, &session->batch, out_error);
-  if (status != FIXSTEP_OK) return status;
-  const buffers_t* sets[] = {&session->state.current, &sums->current, &session->batch, &session->state.other,
-                             &sums->other};
-  status = fx_session_call(session, FUNCTION_STEP, sets, 5, 2, fx_function_leaves(step, "metrics"), out_error);
-  if (status != FIXSTEP_OK) return status;
-  pair_swap(&session->state);
-  pair_swap(sums);
-  ++session->steps;
-  session->can_roll_back = true;
-  return FIXSTEP_OK;
-}
-
-fixstep_status_t fixstep_session_rollback(fixstep_session_t* session, fixstep_error_t** out_error) {
-  if (out_error) *out_error = NULL;
-  if (!session->can_roll_back) {
-    return fx_fail(out_error, FIXSTEP_INVALID_ARGUMENT,
-                   "there is no step to take back: only the last step can be, and only once");
-  }
-  pair_swap(&session->state);
-  pair_swap(&session->accumulators[FUNCTION_STEP]);
-  --session->steps;
-  session->can_roll_back = false;
-  return FIXSTEP_OK;
-}
-
-fixstep_status_t fixstep_session_evaluate(fixstep_session_t* session, const fixstep_tensor_t* batch, size_t count,
-                                          fixstep_error_t** out_error) {
-  if (out_error) *out_error = NULL;
-  int function = 0;
-  status_t status = fx_session_function(session, "evaluate", &function, out_error);
-  if (status == FIXSTEP_OK) {
-    status = take(session, batch, count, "batch", &session->artifact->batch, &session->batch, out_error);
-  }
-  if (status != FIXSTEP_OK) return status;
-  pair_t* sums = &session->accumulators[FUNCTION_EVALUATE];
-  const buffers_t* sets[] = {&session->state.current, &sums->current, &session->batch, &sums->other};
-  const leaf_list_t* metrics = fx_function_leaves(&session->artifact->functions[function], "metrics");
-  status = fx_session_call(session, function, sets, 4, 1, metrics, out_error);
-  if (status == FIXSTEP_OK) pair_swap(sums);
-  return status;
-}
-
-fixstep_status_t fixstep_session_predict(fixstep_session_t* session, const fixstep_tensor_t* inputs, size_t count,
-                                         fixstep_error_t** out_error) {
-  if (out_error) *out_error = NULL;
-  int function = 0;
-  status_t status = fx_session_function(session, "predict", &function, out_error);
-  if (status == FIXSTEP_OK) {
-    status = take(session, inputs, count, "inputs", &session->artifact->inputs, &session->inputs, out_error);
-  }
-  if (status != FIXSTEP_OK) return status;
-  const buffers_t* sets[] = {&session->state.current, &session->inputs};
-  const leaf_list_t* outputs = fx_function_leaves(&session->artifact->functions[function], "outputs");
-  return fx_session_call(session, function, sets, 2, 0, outputs, out_error);
 }
 
 fixstep_status_t fixstep_session_write_state(fixstep_session_t* session, const fixstep_tensor_t* state, size_t count,
                                              fixstep_error_t** out_error) {
   if (out_error) *out_error = NULL;
   const leaf_list_t* leaves = &session->artifact->state;
-  status_t status = fx_template_check(leaves, state, count, "state", session->ordered, out_error);
+  status_t status = fx_template_check(leaves, state, count, "state", /*advice=*/NULL, session->ordered, out_error);
   const void** data = fx_allocate_zeroed(leaves->count, sizeof(*data));
   if (status == FIXSTEP_OK && !data) status = fx_fail_memory(out_error);
   buffers_t made = {0};
@@ -196,7 +122,7 @@ fixstep_status_t fixstep_session_write_leaf(fixstep_session_t* session, const fi
   size_t first = 0;
   const leaf_list_t one = {(fixstep_leaf_t*)found, 1, NULL, &first};
   const fixstep_tensor_t* ordered;
-  status_t status = fx_template_check(&one, leaf, 1, "state", &ordered, out_error);
+  status_t status = fx_template_check(&one, leaf, 1, "state", /*advice=*/NULL, &ordered, out_error);
   fixstep_buffer_t* made = NULL;
   if (status == FIXSTEP_OK) {
     status = session->backend->allocate(session->device, found, leaf->data, &made, out_error);
@@ -223,7 +149,7 @@ static status_t run_init(fixstep_session_t* session, uint64_t seed, fixstep_erro
   if (status == FIXSTEP_OK) status = fx_buffers_make(session, &session->artifact->state, NULL, &made, out_error);
   if (status == FIXSTEP_OK) {
     const buffers_t* sets[] = {&seeds, &made};
-    status = fx_session_call(session, FUNCTION_INIT, sets, 2, 1, &no_leaves, out_error);
+    status = fx_session_call(session, FUNCTION_INIT, "init", sets, 2, 1, &no_leaves, out_error);
   }
   if (status == FIXSTEP_OK) fx_buffers_replace(session, &session->state.current, &made);
   fx_buffers_release(session, &seeds);
@@ -280,7 +206,8 @@ static status_t make_room(fixstep_session_t* session, fixstep_error_t** out_erro
   session->arguments = fx_allocate_zeroed(most, sizeof(*session->arguments));
   session->argument_leaves = fx_allocate_zeroed(most, sizeof(*session->argument_leaves));
   session->ordered = fx_allocate_zeroed(most, sizeof(*session->ordered));
-  bool made = session->arguments && session->argument_leaves && session->ordered;
+  session->variants = fx_allocate_zeroed(FUNCTION_COUNT * artifact->sizes.compiled_count, sizeof(variant_t));
+  bool made = session->variants && session->arguments && session->argument_leaves && session->ordered;
   return made ? FIXSTEP_OK : fx_fail_memory(out_error);
 }
 
@@ -328,6 +255,13 @@ void fixstep_session_release(fixstep_session_t* session) {
     pair_release(session, &session->accumulators[f]);
     fx_buffers_release(session, &session->results[f]);
   }
+  for (size_t i = 0; session->variants && i < FUNCTION_COUNT * session->artifact->sizes.compiled_count; ++i) {
+    fx_buffers_release(session, &session->variants[i].buffers);
+    fx_leaf_list_release(&session->variants[i].taken);
+    fx_leaf_list_release(&session->variants[i].results);
+  }
+  free(session->variants);
+  fx_buffers_release(session, &session->size);
   fx_buffers_release(session, &session->batch);
   fx_buffers_release(session, &session->inputs);
   if (session->device) session->backend->close(session->device);

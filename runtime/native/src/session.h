@@ -20,6 +20,13 @@ typedef struct pair_t {
   buffers_t current, other;
 } pair_t;
 
+// One function at one of the sizes that a batch is padded to.
+typedef struct variant_t {
+  bool is_ready;
+  leaf_list_t taken, results;
+  buffers_t buffers;  // of the last batch
+} variant_t;
+
 struct fixstep_session_t {
   const fixstep_artifact_t* artifact;
   const fixstep_backend_t* backend;
@@ -31,7 +38,10 @@ struct fixstep_session_t {
   pair_t state;
   pair_t accumulators[FUNCTION_COUNT];  // of step and evaluate; the others have none
   buffers_t batch, inputs;
-  buffers_t results[FUNCTION_COUNT];  // of the last call; without items before it
+  buffers_t results[FUNCTION_COUNT];     // of the last call; without items before it
+  int64_t result_sizes[FUNCTION_COUNT];  // the size of the batch that they are of, where it may be any
+  variant_t* variants;                   // [FUNCTION_COUNT][sizes.compiled_count]
+  buffers_t size;                        // the real size as an argument
   // Room for one call: each [leaves of the largest function].
   fixstep_buffer_t** arguments;
   const fixstep_leaf_t** argument_leaves;
@@ -45,13 +55,19 @@ void fx_buffers_release(fixstep_session_t* session, buffers_t* buffers);
 // Puts a new set in the place of an old one, which is released.
 void fx_buffers_replace(fixstep_session_t* session, buffers_t* buffers, buffers_t* replacement);
 
+void fx_pair_swap(pair_t* pair);
+// The leaves of a function's results at the largest size, and their role among the axes.
+const leaf_list_t* fx_session_results(const fixstep_session_t* session, int function);
+const char* fx_session_results_role(int function);
+
 // The number of a function that the artifact has: `init`, `step`, `evaluate`, `predict`.
 status_t fx_session_function(const fixstep_session_t* session, const char* name, int* out_function,
                              fixstep_error_t** out_error);
-// Calls a function with sets of buffers, the last `storage_count` of which are storage for results. The results after
-// those replace `results[function]`, or are none.
-status_t fx_session_call(fixstep_session_t* session, int function, const buffers_t* const* sets, size_t set_count,
-                         size_t storage_count, const leaf_list_t* results, fixstep_error_t** out_error);
+// Calls a function, by its compiled name, with sets of buffers, the last `storage_count` of which are storage for
+// results. The results after those replace `results[function]`, or are none.
+status_t fx_session_call(fixstep_session_t* session, int function, const char* name, const buffers_t* const* sets,
+                         size_t set_count, size_t storage_count, const leaf_list_t* results,
+                         fixstep_error_t** out_error);
 // Opens the device of the first target, best rank first, that runs here and whose code loads.
 status_t fx_session_choose_target(fixstep_session_t* session, const fixstep_session_options_t* options,
                                   fixstep_error_t** out_error);

@@ -38,6 +38,7 @@ typedef struct report_t {
   const leaf_list_t* leaves;
   const fixstep_tensor_t* const* got;  // the tensor of a leaf; NULL where it is missing
   const char* what;
+  const char* advice;                   // about shapes, or NULL
   bool* inside;                         // the leaf has tensors below it instead
   const fixstep_tensor_t** unexpected;  // sorted by path
   size_t unexpected_count;
@@ -156,6 +157,12 @@ static bool is_other_batch_size(const fixstep_leaf_t* leaf, const fixstep_tensor
 static void add_advice(const report_t* report, text_t* text) {
   const leaf_list_t* leaves = report->leaves;
   fx_text_add(text, "\n");
+  for (size_t i = 0; report->advice && i < leaves->count; ++i) {
+    if (is_wrong(report, i) && report->got[i] && report->got[i]->dtype == leaves->items[i].dtype) {
+      fx_text_add(text, "%s", report->advice);
+      return;
+    }
+  }
   for (size_t i = 0; i < leaves->count; ++i) {
     const fixstep_leaf_t* leaf = &leaves->items[i];
     if (is_wrong(report, i) && report->got[i] && is_other_batch_size(leaf, report->got[i])) {
@@ -182,11 +189,12 @@ static void add_advice(const report_t* report, text_t* text) {
 
 // The message for tensors that do not fit; the same text that Python gives for the same arrays.
 static status_t fail_check(const leaf_list_t* leaves, const fixstep_tensor_t* tensors, size_t count, const char* what,
-                           const fixstep_tensor_t* const* got, fixstep_error_t** out_error) {
+                           const char* advice, const fixstep_tensor_t* const* got, fixstep_error_t** out_error) {
   bool* taken = fx_allocate_zeroed(count, sizeof(*taken));
   report_t report = {leaves,
                      got,
                      what,
+                     advice,
                      fx_allocate_zeroed(leaves->count, sizeof(bool)),
                      fx_allocate_zeroed(count, sizeof(fixstep_tensor_t*)),
                      0};
@@ -206,7 +214,7 @@ static status_t fail_check(const leaf_list_t* leaves, const fixstep_tensor_t* te
 }
 
 status_t fx_template_check(const leaf_list_t* leaves, const fixstep_tensor_t* tensors, size_t count, const char* what,
-                           const fixstep_tensor_t** out_ordered, fixstep_error_t** out_error) {
+                           const char* advice, const fixstep_tensor_t** out_ordered, fixstep_error_t** out_error) {
   memset(out_ordered, 0, leaves->count * sizeof(*out_ordered));
   if (count && !tensors) return fx_fail(out_error, FIXSTEP_INVALID_ARGUMENT, "%s: %zu tensors at NULL", what, count);
   bool by_path = count && tensors[0].path;
@@ -232,7 +240,7 @@ status_t fx_template_check(const leaf_list_t* leaves, const fixstep_tensor_t* te
     out_ordered[index] = &tensors[i];
     good = good && fits(leaf, &tensors[i]);
   }
-  if (!good) return fail_check(leaves, tensors, count, what, out_ordered, out_error);
+  if (!good) return fail_check(leaves, tensors, count, what, advice, out_ordered, out_error);
   for (size_t i = 0; i < leaves->count; ++i) {
     if (leaves->items[i].byte_length && !out_ordered[i]->data) {
       return fx_fail(out_error, FIXSTEP_INVALID_ARGUMENT, "%s: %s has no data", what, leaves->items[i].path);

@@ -42,7 +42,11 @@ static fixstep_status_t call(tool_t* tool, const char* function, const char* pat
   bool predict = strcmp(function, "predict") == 0;
   fixstep_leaves_t leaves = fixstep_artifact_leaves(tool->artifact, function, predict ? "inputs" : "batch");
   fixstep_data_t* data = NULL;
-  fixstep_status_t status = fixstep_data_open(path, leaves, &data, out_error);
+  // With any size, all examples of the file are the batch.
+  int64_t low, high, multiple;
+  fixstep_status_t status = fixstep_artifact_sizes(tool->artifact, &low, &high, &multiple)
+                                ? fixstep_data_open_batches(path, leaves, 1 << 20, true, &data, out_error)
+                                : fixstep_data_open(path, leaves, &data, out_error);
   if (status == FIXSTEP_OK) {
     const fixstep_tensor_t* batch = fixstep_data_batch(data, 0);
     status = predict ? fixstep_session_predict(tool->session, batch, leaves.count, out_error)
@@ -88,8 +92,8 @@ static void print_bytes(const unsigned char* bytes, size_t byte_length) {
   printf("\n");
 }
 
-// `leaf|w`, `result|predict|y` and `sum|step|total/n`: the bytes.
-static void print_leaf(tool_t* tool, const char* function, const char* path, bool sum) {
+// `leaf|w`, `result|predict|y` and `sum|step|total/n`: the bytes, of the length that a last word says.
+static void print_leaf(tool_t* tool, const char* function, const char* path, bool sum, const char* length) {
   fixstep_error_t* error = NULL;
   const char* role = sum                                ? "accumulators"
                      : !function                        ? "state"
@@ -100,6 +104,7 @@ static void print_leaf(tool_t* tool, const char* function, const char* path, boo
   for (size_t i = 0; i < leaves.count; ++i) {
     if (strcmp(leaves.data[i].path, path) == 0) byte_length = leaves.data[i].byte_length;
   }
+  if (length) byte_length = strtoull(length, NULL, 10);
   unsigned char* bytes = calloc(1, byte_length + 1);
   fixstep_status_t status = sum ? fixstep_session_read_sum(tool->session, function, path, bytes, byte_length, &error)
                             : function
@@ -161,9 +166,9 @@ static void run(tool_t* tool, char* command) {
     status = fixstep_session_save_in(tool->session, words[1], strtoull(words[2], NULL, 10), NULL, &error);
   }
   if (strcmp(name, "leaf") == 0) {
-    print_leaf(tool, NULL, words[1], false);
+    print_leaf(tool, NULL, words[1], false, NULL);
   } else if (strcmp(name, "result") == 0 || strcmp(name, "sum") == 0) {
-    print_leaf(tool, words[1], words[2], *name == 's');
+    print_leaf(tool, words[1], words[2], *name == 's', count > 3 ? words[3] : NULL);
   } else if (strcmp(name, "metric") == 0 || strcmp(name, "average") == 0) {
     print_number(tool, *name == 'a', words[1], words[2]);
   } else if (strcmp(name, "steps") == 0) {

@@ -161,11 +161,11 @@ static void test_template(void) {
   fixstep_tensor_t tensors[] = {{"label", FIXSTEP_INT32, 1, label_shape, label}, {"x", FIXSTEP_FLOAT32, 2, x_shape, x}};
   const fixstep_tensor_t* ordered[2];
   fixstep_error_t* error = NULL;
-  CHECK(fx_template_check(&leaves, tensors, 2, "batch", ordered, NULL) == FIXSTEP_OK);
+  CHECK(fx_template_check(&leaves, tensors, 2, "batch", NULL, ordered, NULL) == FIXSTEP_OK);
   CHECK(ordered[0] == &tensors[1] && ordered[1] == &tensors[0]);
   tensors[0].path = "Labels";
   tensors[1].dtype = FIXSTEP_FLOAT64;
-  EXPECT(fx_template_check(&leaves, tensors, 2, "batch", ordered, &error), FIXSTEP_TEMPLATE_ERROR,
+  EXPECT(fx_template_check(&leaves, tensors, 2, "batch", NULL, ordered, &error), FIXSTEP_TEMPLATE_ERROR,
          "the batch does not fit the template:\n"
          "  x: expected float32[8,4], got float64[8,4]\n"
          "  label: expected int32[8], missing (is it 'Labels'?)\n"
@@ -173,15 +173,16 @@ static void test_template(void) {
          "Convert it first, for example array.astype('float32'). Nothing was run.");
   tensors[0] = tensors[1];
   tensors[0].dtype = FIXSTEP_FLOAT32;
-  EXPECT(fx_template_check(&leaves, tensors, 2, "batch", ordered, &error), FIXSTEP_INVALID_ARGUMENT,
+  EXPECT(fx_template_check(&leaves, tensors, 2, "batch", NULL, ordered, &error), FIXSTEP_INVALID_ARGUMENT,
          "the path 'x' occurs twice");
   tensors[0] = (fixstep_tensor_t){NULL, FIXSTEP_FLOAT32, 2, x_shape, x};
   tensors[1] = (fixstep_tensor_t){NULL, FIXSTEP_INT32, 1, label_shape, label};
-  CHECK(fx_template_check(&leaves, tensors, 2, "batch", ordered, NULL) == FIXSTEP_OK && ordered[0] == &tensors[0]);
-  EXPECT(fx_template_check(&leaves, tensors, 1, "batch", ordered, &error), FIXSTEP_TEMPLATE_ERROR,
+  CHECK(fx_template_check(&leaves, tensors, 2, "batch", NULL, ordered, NULL) == FIXSTEP_OK &&
+        ordered[0] == &tensors[0]);
+  EXPECT(fx_template_check(&leaves, tensors, 1, "batch", NULL, ordered, &error), FIXSTEP_TEMPLATE_ERROR,
          "expected 2 tensors, got 1");
   tensors[1].data = NULL;
-  EXPECT(fx_template_check(&leaves, tensors, 2, "batch", ordered, &error), FIXSTEP_INVALID_ARGUMENT,
+  EXPECT(fx_template_check(&leaves, tensors, 2, "batch", NULL, ordered, &error), FIXSTEP_INVALID_ARGUMENT,
          "label has no data");
   fx_leaf_list_release(&leaves);
   json_decref(json);

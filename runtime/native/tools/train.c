@@ -23,6 +23,8 @@ static const char usage[] =
     "\n"
     "  --validate FILE        evaluate this data after each epoch\n"
     "  --epochs N             how often to go over the data in all (1)\n"
+    "  --batch-size N         where the artifact takes any size: examples a batch (the largest); a short last batch "
+    "trains\n"
     "  --checkpoint-dir DIR   save after each epoch, and resume from the newest checkpoint there\n"
     "  --keep N               checkpoints to keep (3)\n"
     "  --target TARGET        one of the artifact's targets, or a family, `cpu`\n"
@@ -34,6 +36,7 @@ typedef struct options_t {
   const char* data;
   const char* validate;
   const char* folder;
+  unsigned long long batch_size;  // 0: the largest
   unsigned long long epochs;
   unsigned long long keep;
   fixstep_session_options_t session;
@@ -57,11 +60,17 @@ static bool parse_number(const char* text, unsigned long long* out_number) {
 
 static bool parse(int count, char** words, options_t* options) {
   static const struct option known[] = {
-      {"data", required_argument, NULL, 'd'},   {"validate", required_argument, NULL, 'v'},
-      {"epochs", required_argument, NULL, 'e'}, {"checkpoint-dir", required_argument, NULL, 'c'},
-      {"keep", required_argument, NULL, 'k'},   {"target", required_argument, NULL, 't'},
-      {"device", required_argument, NULL, 'D'}, {"seed", required_argument, NULL, 's'},
-      {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
+      {"data", required_argument, NULL, 'd'},
+      {"validate", required_argument, NULL, 'v'},
+      {"epochs", required_argument, NULL, 'e'},
+      {"checkpoint-dir", required_argument, NULL, 'c'},
+      {"keep", required_argument, NULL, 'k'},
+      {"target", required_argument, NULL, 't'},
+      {"device", required_argument, NULL, 'D'},
+      {"batch-size", required_argument, NULL, 'b'},
+      {"seed", required_argument, NULL, 's'},
+      {"help", no_argument, NULL, 'h'},
+      {NULL, 0, NULL, 0},
   };
   *options = (options_t){.epochs = 1, .keep = 3};
   fixstep_session_options_initialize(&options->session);
@@ -74,6 +83,7 @@ static bool parse(int count, char** words, options_t* options) {
     if (code == 't') options->session.target = optarg;
     if (code == 'D') options->session.device = optarg;
     if (code == 'e') good = parse_number(optarg, &options->epochs) && good;
+    if (code == 'b') good = parse_number(optarg, &options->batch_size) && good;
     if (code == 'k') good = parse_number(optarg, &options->keep) && good;
     if (code == 's') good = parse_number(optarg, &seed) && good;
     if (code == 'h') return false;
@@ -112,15 +122,22 @@ static fixstep_status_t validate(run_t* run) {
   return status;
 }
 
+static fixstep_status_t open_data(const options_t* options, run_t* run, const char* path, const char* function,
+                                  fixstep_data_t** out_data) {
+  fixstep_leaves_t leaves = fixstep_artifact_leaves(run->artifact, function, "batch");
+  int64_t low, high, multiple;
+  if (!fixstep_artifact_sizes(run->artifact, &low, &high, &multiple)) {
+    return fixstep_data_open(path, leaves, out_data, &run->error);
+  }
+  size_t batch_size = options->batch_size ? (size_t)options->batch_size : (size_t)high;
+  return fixstep_data_open_batches(path, leaves, batch_size, low == 1 && multiple == 1, out_data, &run->error);
+}
+
 static fixstep_status_t open_all(const options_t* options, run_t* run) {
   fixstep_status_t status = fixstep_artifact_open(options->artifact, &run->artifact, &run->error);
-  if (status == FIXSTEP_OK) {
-    status = fixstep_data_open(options->data, fixstep_artifact_leaves(run->artifact, "step", "batch"), &run->data,
-                               &run->error);
-  }
+  if (status == FIXSTEP_OK) status = open_data(options, run, options->data, "step", &run->data);
   if (status == FIXSTEP_OK && options->validate) {
-    status = fixstep_data_open(options->validate, fixstep_artifact_leaves(run->artifact, "evaluate", "batch"),
-                               &run->validation, &run->error);
+    status = open_data(options, run, options->validate, "evaluate", &run->validation);
   }
   if (status == FIXSTEP_OK) {
     status = fixstep_session_open(run->artifact, &options->session, &run->session, &run->error);
