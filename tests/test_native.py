@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from conftest import tiny_batch
 
-from fixstep.runtime import load
+from fixstep.runtime import ArrayData, Loop, load
 from fixstep.runtime._artifact import Artifact
 from fixstep.runtime._checkpoint import read_checkpoint
+from fixstep.runtime._npz import load_npz
 from fixstep.targets.errors import FixstepError
 
 ROOT = Path(__file__).parent.parent
@@ -452,14 +453,15 @@ def digits(tmp_path_factory) -> Path:
     return folder
 
 
-def test_fixstep_train_learns_the_digits_and_resumes(plain, digits, tmp_path):
+def test_fixstep_train_learns_the_digits_as_python_does_and_resumes(plain, digits, tmp_path):
     train = plain / "runtime/native/tests/train_on_run_module"
+    seed = 2**40 + 3
 
     def run(folder: Path, epochs: int) -> list[str]:
         return _run(
             train, digits / "digits.fixstep", "--data", digits / "digits-train.npz", "--validate",
             digits / "digits-test.npz", "--epochs", str(epochs), "--checkpoint-dir", folder, "--keep", "1",
-            IREE_RUN_MODULE=str(RUN_MODULE),
+            "--seed", str(seed), IREE_RUN_MODULE=str(RUN_MODULE),
         ).splitlines()  # fmt: skip
 
     whole = run(tmp_path / "whole", 8)
@@ -469,9 +471,15 @@ def test_fixstep_train_learns_the_digits_and_resumes(plain, digits, tmp_path):
     assert run(tmp_path / "resumed", 8)[1:] == ["resumed after 69 steps", *whole[4:]]
     name = "step-00000184.safetensors"
     assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    session = load(digits / "digits.fixstep", target="cpu")
+
+    session = load(digits / "digits.fixstep", target="cpu", seed=seed)
+    Loop(session).run(ArrayData(load_npz(digits / "digits-train.npz"), 60, seed=seed), epochs=8)
+    state = session.state()
     session.restore(tmp_path / "whole" / name)
     assert session.steps == 184
+    assert {path: leaf.tobytes() for path, leaf in session.state().items()} == {
+        path: leaf.tobytes() for path, leaf in state.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["no.npz", "x.npz", "short.npz", "fortran.npz", "objects.npz", "text.npz"])

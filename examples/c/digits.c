@@ -34,9 +34,11 @@ static fixstep_status_t open_all(run_t* run, char** words) {
   return status;
 }
 
-// One epoch of training. Each tensor of a batch names its leaf, `x` or `y`, so their order does not matter.
-static fixstep_status_t train(run_t* run, double* out_loss) {
+// One epoch of training, in a random order of its own. Each tensor of a batch names its leaf, `x` or `y`, so their
+// order does not matter.
+static fixstep_status_t train(run_t* run, int epoch, double* out_loss) {
   fixstep_status_t status = fixstep_session_reset_averages(run->session, "step", &run->error);
+  if (status == FIXSTEP_OK) status = fixstep_data_shuffle(run->train, /*seed=*/0, (uint64_t)epoch, &run->error);
   for (size_t i = 0; i < fixstep_data_batch_count(run->train) && status == FIXSTEP_OK; ++i) {
     status = fixstep_session_step(run->session, fixstep_data_batch(run->train, i), /*count=*/2, &run->error);
   }
@@ -59,7 +61,7 @@ static fixstep_status_t train_and_test(run_t* run, const char* folder) {
   fixstep_status_t status = FIXSTEP_OK;
   for (int epoch = 1; epoch <= EPOCHS && status == FIXSTEP_OK; ++epoch) {
     double loss = 0, accuracy = 0;
-    status = train(run, &loss);
+    status = train(run, epoch, &loss);
     if (status == FIXSTEP_OK) status = test(run, &accuracy);
     if (status == FIXSTEP_OK) printf("epoch %d  loss %.4f  accuracy on held-out digits %.4f\n", epoch, loss, accuracy);
     // A checkpoint that Python resumes, too.

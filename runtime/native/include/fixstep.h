@@ -268,6 +268,10 @@ FIXSTEP_API fixstep_status_t fixstep_data_open_batches(const char* path, fixstep
                                                        bool keep_last, fixstep_data_t** out_data,
                                                        fixstep_error_t** out_error);
 FIXSTEP_API void fixstep_data_release(fixstep_data_t* data);
+// Puts the examples into a random order that depends on the seed and the epoch (from 1) alone. It is the order that
+// Python's ArrayData gives that epoch. On an error the order is what it was.
+FIXSTEP_API fixstep_status_t fixstep_data_shuffle(fixstep_data_t* data, uint64_t seed, uint64_t epoch,
+                                                  fixstep_error_t** out_error);
 // Batches, a short last one only where it is kept.
 FIXSTEP_API size_t fixstep_data_batch_count(const fixstep_data_t* data);
 // Examples that do not fill a batch.

@@ -124,6 +124,10 @@ class Data {
     detail::call(fixstep_data_open_batches, path.c_str(), leaves, batch_size, keep_last, &handle);
     handle_.reset(handle);
   }
+  // The random order of an epoch, which depends on the seed and the epoch alone.
+  void shuffle(std::uint64_t seed, std::uint64_t epoch) {
+    detail::call(fixstep_data_shuffle, handle_.get(), seed, epoch);
+  }
   std::size_t batch_count() const { return fixstep_data_batch_count(handle_.get()); }
   std::size_t left_out() const { return fixstep_data_left_out(handle_.get()); }
   // The tensors of a batch, [size()], until the next call; null beyond the last one.

@@ -5,6 +5,7 @@
 
 #include "file.h"
 #include "npy.h"
+#include "order.h"
 
 // Deflate makes at most 1032 bytes of one, so a larger claim is a lie.
 #define MAX_RATIO 1032
@@ -12,6 +13,7 @@
 typedef struct column_t {
   fixstep_leaf_t leaf;    // its path and shape are of its own memory
   int64_t* tensor_shape;  // of the batch that was asked for last
+  uint8_t* picked;        // its rows, where the examples are shuffled
   size_t row_byte_length;
   uint8_t* memory;
   const uint8_t* rows;
@@ -24,6 +26,7 @@ struct fixstep_data_t {
   size_t batch_size;
   bool keep_last;
   size_t examples;
+  size_t* order;  // [examples], or NULL for that of the file
 };
 
 static status_t fail_at(fixstep_error_t** out_error, const char* path, const char* name, status_t status,
@@ -273,11 +276,35 @@ void fixstep_data_release(fixstep_data_t* data) {
     free((void*)data->columns[i].leaf.path);
     free((void*)data->columns[i].leaf.shape);
     free(data->columns[i].tensor_shape);
+    free(data->columns[i].picked);
     free(data->columns[i].memory);
   }
   free(data->columns);
   free(data->tensors);
+  free(data->order);
   free(data);
+}
+
+fixstep_status_t fixstep_data_shuffle(fixstep_data_t* data, uint64_t seed, uint64_t epoch,
+                                      fixstep_error_t** out_error) {
+  if (out_error) *out_error = NULL;
+  size_t rows = data->batch_size < data->examples ? data->batch_size : data->examples;
+  for (size_t i = 0; i < data->count; ++i) {
+    column_t* column = &data->columns[i];
+    // No more than the file's own rows, so this is no overflow.
+    if (!column->picked) column->picked = fx_allocate_zeroed(rows, column->row_byte_length);
+    if (!column->picked) return fx_fail_memory(out_error);
+  }
+  size_t* order = fx_allocate_zeroed(data->examples, sizeof(*order));
+  if (!order) return fx_fail_memory(out_error);
+  status_t status = fx_order_shuffle(seed, epoch, data->examples, order, out_error);
+  if (status == FIXSTEP_OK) {
+    free(data->order);
+    data->order = order;
+  } else {
+    free(order);
+  }
+  return status;
 }
 
 size_t fixstep_data_batch_count(const fixstep_data_t* data) {
@@ -295,9 +322,13 @@ const fixstep_tensor_t* fixstep_data_batch(fixstep_data_t* data, size_t index) {
   for (size_t i = 0; i < data->count; ++i) {
     const column_t* column = &data->columns[i];
     const fixstep_leaf_t* leaf = &column->leaf;
-    column->tensor_shape[0] = (int64_t)(rest < data->batch_size ? rest : data->batch_size);
+    size_t count = rest < data->batch_size ? rest : data->batch_size, row = column->row_byte_length;
+    for (size_t j = 0; data->order && row && j < count; ++j) {
+      memcpy(column->picked + j * row, column->rows + data->order[first + j] * row, row);
+    }
+    column->tensor_shape[0] = (int64_t)count;
     data->tensors[i] = (fixstep_tensor_t){leaf->path, leaf->dtype, leaf->rank, column->tensor_shape,
-                                          column->rows + first * column->row_byte_length};
+                                          data->order ? column->picked : column->rows + first * row};
   }
   return data->tensors;
 }

@@ -9,6 +9,7 @@
 #include "checkpoint.h"
 #include "file.h"
 #include "npy.h"
+#include "order.h"
 #include "safetensors.h"
 #include "template.h"
 
@@ -258,6 +259,15 @@ static void test_similarity(void) {
   CHECK(fx_similarity("", "", 0) == 1 && fx_similarity("qabxcd", "abycdf", 0) > 0.66);
 }
 
+// What numpy's argsort of PCG64(SeedSequence([seed, epoch])).random_raw(10) is.
+static void test_order(void) {
+  static const size_t first[] = {7, 4, 5, 1, 9, 8, 6, 2, 0, 3}, second[] = {0, 2, 4, 3, 9, 8, 5, 1, 6, 7};
+  size_t order[10];
+  CHECK(fx_order_shuffle(0, 1, 10, order, NULL) == FIXSTEP_OK && memcmp(order, first, sizeof(order)) == 0);
+  CHECK(fx_order_shuffle((1ull << 63) + 5, 7, 10, order, NULL) == FIXSTEP_OK);
+  CHECK(memcmp(order, second, sizeof(order)) == 0);
+}
+
 int main(void) {
   test_artifact();
   test_artifact_messages();
@@ -269,6 +279,7 @@ int main(void) {
   test_json();
   test_npy();
   test_similarity();
+  test_order();
   printf("all good\n");
   return 0;
 }

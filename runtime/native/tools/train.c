@@ -17,19 +17,18 @@ const fixstep_backend_t* FIXSTEP_TRAIN_BACKEND(const char* program);
 static const char usage[] =
     "Usage: fixstep-train ARTIFACT --data FILE [options]\n"
     "\n"
-    "Trains an artifact. FILE is a .npz with one array for each leaf of a batch, named by leaf path; a .npy or a raw "
-    "file\n"
-    "where a batch has one leaf. Batches are taken in the order of the file.\n"
+    "Trains an artifact. FILE is a .npz with one array for each leaf of a batch, named by leaf path; where a batch has\n"
+    "one leaf, a .npy or a raw file. Each epoch has its own random order, that of `fixstep run` with the same seed.\n"
     "\n"
     "  --validate FILE        evaluate this data after each epoch\n"
     "  --epochs N             how often to go over the data in all (1)\n"
-    "  --batch-size N         where the artifact takes any size: examples a batch (the largest); a short last batch "
-    "trains\n"
+    "  --batch-size N         where the artifact takes any size (the largest); a short last batch then trains too\n"
     "  --checkpoint-dir DIR   save after each epoch, and resume from the newest checkpoint there\n"
     "  --keep N               checkpoints to keep (3)\n"
     "  --target TARGET        one of the artifact's targets, or a family, `cpu`\n"
     "  --device DEVICE        which device of the target\n"
-    "  --seed N               for the program's init (0)\n";
+    "  --seed N               for the program's init and for the order of the examples (0)\n"
+    "  --no-shuffle           take the batches in the order of the file\n";
 
 typedef struct options_t {
   const char* artifact;
@@ -39,6 +38,8 @@ typedef struct options_t {
   unsigned long long batch_size;  // 0: the largest
   unsigned long long epochs;
   unsigned long long keep;
+  unsigned long long seed;
+  bool in_order;
   fixstep_session_options_t session;
 } options_t;
 
@@ -60,21 +61,15 @@ static bool parse_number(const char* text, unsigned long long* out_number) {
 
 static bool parse(int count, char** words, options_t* options) {
   static const struct option known[] = {
-      {"data", required_argument, NULL, 'd'},
-      {"validate", required_argument, NULL, 'v'},
-      {"epochs", required_argument, NULL, 'e'},
-      {"checkpoint-dir", required_argument, NULL, 'c'},
-      {"keep", required_argument, NULL, 'k'},
-      {"target", required_argument, NULL, 't'},
-      {"device", required_argument, NULL, 'D'},
-      {"batch-size", required_argument, NULL, 'b'},
-      {"seed", required_argument, NULL, 's'},
-      {"help", no_argument, NULL, 'h'},
-      {NULL, 0, NULL, 0},
+      {"data", required_argument, NULL, 'd'},   {"validate", required_argument, NULL, 'v'},
+      {"epochs", required_argument, NULL, 'e'}, {"checkpoint-dir", required_argument, NULL, 'c'},
+      {"keep", required_argument, NULL, 'k'},   {"target", required_argument, NULL, 't'},
+      {"device", required_argument, NULL, 'D'}, {"batch-size", required_argument, NULL, 'b'},
+      {"seed", required_argument, NULL, 's'},   {"no-shuffle", no_argument, NULL, 'n'},
+      {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
   };
   *options = (options_t){.epochs = 1, .keep = 3};
   fixstep_session_options_initialize(&options->session);
-  unsigned long long seed = 0;
   bool good = true;
   for (int code; (code = getopt_long(count, words, "", known, NULL)) != -1;) {
     if (code == 'd') options->data = optarg;
@@ -85,11 +80,11 @@ static bool parse(int count, char** words, options_t* options) {
     if (code == 'e') good = parse_number(optarg, &options->epochs) && good;
     if (code == 'b') good = parse_number(optarg, &options->batch_size) && good;
     if (code == 'k') good = parse_number(optarg, &options->keep) && good;
-    if (code == 's') good = parse_number(optarg, &seed) && good;
+    if (code == 's') good = parse_number(optarg, &options->seed) && good;
+    if (code == 'n') options->in_order = true;
     if (code == 'h') return false;
     good = good && code != '?';
   }
-  options->session.seed = seed;
   if (optind + 1 == count) options->artifact = words[optind];
   return good && options->artifact && options->data;
 }
@@ -104,9 +99,12 @@ static void print_averages(const run_t* run, const char* function) {
   }
 }
 
-static fixstep_status_t train(run_t* run) {
+static fixstep_status_t train(const options_t* options, run_t* run, unsigned long long epoch) {
   size_t leaves = fixstep_artifact_leaves(run->artifact, "step", "batch").count;
   fixstep_status_t status = fixstep_session_reset_averages(run->session, "step", &run->error);
+  if (status == FIXSTEP_OK && !options->in_order) {
+    status = fixstep_data_shuffle(run->data, options->seed, epoch, &run->error);
+  }
   for (size_t i = 0; i < fixstep_data_batch_count(run->data) && status == FIXSTEP_OK; ++i) {
     status = fixstep_session_step(run->session, fixstep_data_batch(run->data, i), leaves, &run->error);
   }
@@ -140,7 +138,10 @@ static fixstep_status_t open_all(const options_t* options, run_t* run) {
     status = open_data(options, run, options->validate, "evaluate", &run->validation);
   }
   if (status == FIXSTEP_OK) {
-    status = fixstep_session_open(run->artifact, &options->session, &run->session, &run->error);
+    fixstep_session_options_t session = options->session;
+    // Where the program brings its own first state, the seed is that of the order alone.
+    if (fixstep_artifact_has_function(run->artifact, "init")) session.seed = options->seed;
+    status = fixstep_session_open(run->artifact, &session, &run->session, &run->error);
   }
   return status;
 }
@@ -166,7 +167,7 @@ static fixstep_status_t run_epochs(const options_t* options, run_t* run) {
   unsigned long long done;
   fixstep_status_t status = resume(options, run, &done);
   for (unsigned long long epoch = done + 1; epoch <= options->epochs && status == FIXSTEP_OK; ++epoch) {
-    status = train(run);
+    status = train(options, run, epoch);
     if (status == FIXSTEP_OK && run->validation) status = validate(run);
     if (status == FIXSTEP_OK && options->folder) {
       status = fixstep_session_save_in(run->session, options->folder, options->keep, NULL, &run->error);
