@@ -475,6 +475,20 @@ def test_fixstep_train_learns_the_digits_as_python_does_and_resumes(plain, digit
     session = load(digits / "digits.fixstep", target="cpu", seed=seed)
     Loop(session).run(ArrayData(load_npz(digits / "digits-train.npz"), 60, seed=seed), epochs=8)
     state = session.state()
+
+    # A run that Python began and left within its second epoch.
+    begun = load(digits / "digits.fixstep", target="cpu", seed=seed)
+    data = ArrayData(load_npz(digits / "digits-train.npz"), 60, seed=seed)
+    for batch in [*data.batches(1), *data.batches(2)][:30]:
+        begun.step(batch)
+    (tmp_path / "begun").mkdir()
+    begun.save(tmp_path / "begun" / "step-00000030.safetensors")
+    assert run(tmp_path / "begun", 8)[1] == "resumed after 30 steps"
+    begun.restore(tmp_path / "begun" / name)
+    assert {path: leaf.tobytes() for path, leaf in begun.state().items()} == {
+        path: leaf.tobytes() for path, leaf in state.items()
+    }
+
     session.restore(tmp_path / "whole" / name)
     assert session.steps == 184
     assert {path: leaf.tobytes() for path, leaf in session.state().items()} == {

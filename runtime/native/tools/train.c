@@ -17,7 +17,8 @@ const fixstep_backend_t* FIXSTEP_TRAIN_BACKEND(const char* program);
 static const char usage[] =
     "Usage: fixstep-train ARTIFACT --data FILE [options]\n"
     "\n"
-    "Trains an artifact. FILE is a .npz with one array for each leaf of a batch, named by leaf path; where a batch has\n"
+    "Trains an artifact. FILE is a .npz with one array for each leaf of a batch, named by leaf path; where a batch "
+    "has\n"
     "one leaf, a .npy or a raw file. Each epoch has its own random order, that of `fixstep run` with the same seed.\n"
     "\n"
     "  --validate FILE        evaluate this data after each epoch\n"
@@ -99,13 +100,15 @@ static void print_averages(const run_t* run, const char* function) {
   }
 }
 
-static fixstep_status_t train(const options_t* options, run_t* run, unsigned long long epoch) {
+// One epoch, without its first batches where a checkpoint has them behind it.
+static fixstep_status_t train(const options_t* options, run_t* run, unsigned long long epoch, size_t first) {
   size_t leaves = fixstep_artifact_leaves(run->artifact, "step", "batch").count;
-  fixstep_status_t status = fixstep_session_reset_averages(run->session, "step", &run->error);
+  fixstep_status_t status = FIXSTEP_OK;
+  if (!first) status = fixstep_session_reset_averages(run->session, "step", &run->error);
   if (status == FIXSTEP_OK && !options->in_order) {
     status = fixstep_data_shuffle(run->data, options->seed, epoch, &run->error);
   }
-  for (size_t i = 0; i < fixstep_data_batch_count(run->data) && status == FIXSTEP_OK; ++i) {
+  for (size_t i = first; i < fixstep_data_batch_count(run->data) && status == FIXSTEP_OK; ++i) {
     status = fixstep_session_step(run->session, fixstep_data_batch(run->data, i), leaves, &run->error);
   }
   return status;
@@ -146,11 +149,13 @@ static fixstep_status_t open_all(const options_t* options, run_t* run) {
   return status;
 }
 
-// Takes up the newest checkpoint. `out_done`: the epochs that the run has behind it.
-static fixstep_status_t resume(const options_t* options, run_t* run, unsigned long long* out_done) {
+// Takes up the newest checkpoint, also one of `fixstep run` with the same data and seed. `out_done`: the epochs that
+// the run has behind it; `out_first`: the batches of the next one.
+static fixstep_status_t resume(const options_t* options, run_t* run, unsigned long long* out_done, size_t* out_first) {
   bool found = false;
   char* passed_over = NULL;
   *out_done = 0;
+  *out_first = 0;
   if (!options->folder) return FIXSTEP_OK;
   fixstep_status_t status =
       fixstep_session_restore_latest(run->session, options->folder, &found, NULL, &passed_over, &run->error);
@@ -158,6 +163,7 @@ static fixstep_status_t resume(const options_t* options, run_t* run, unsigned lo
   fixstep_free(passed_over);
   if (found) {
     *out_done = fixstep_session_steps(run->session) / fixstep_data_batch_count(run->data);
+    *out_first = (size_t)(fixstep_session_steps(run->session) % fixstep_data_batch_count(run->data));
     printf("resumed after %llu steps\n", (unsigned long long)fixstep_session_steps(run->session));
   }
   return status;
@@ -165,9 +171,11 @@ static fixstep_status_t resume(const options_t* options, run_t* run, unsigned lo
 
 static fixstep_status_t run_epochs(const options_t* options, run_t* run) {
   unsigned long long done;
-  fixstep_status_t status = resume(options, run, &done);
+  size_t first;
+  fixstep_status_t status = resume(options, run, &done, &first);
   for (unsigned long long epoch = done + 1; epoch <= options->epochs && status == FIXSTEP_OK; ++epoch) {
-    status = train(options, run, epoch);
+    status = train(options, run, epoch, first);
+    first = 0;
     if (status == FIXSTEP_OK && run->validation) status = validate(run);
     if (status == FIXSTEP_OK && options->folder) {
       status = fixstep_session_save_in(run->session, options->folder, options->keep, NULL, &run->error);
