@@ -2,6 +2,7 @@
 
 #include <minizip/unzip.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include "file.h"
 #include "npy.h"
@@ -90,10 +91,11 @@ static size_t column_of(const fixstep_data_t* data, const char* path) {
   return index;
 }
 
-static status_t read_member(unzFile zip, const unz_file_info64* info, uint8_t** out_memory,
+static status_t read_member(unzFile zip, const unz_file_info64* info, uint64_t file_byte_length, uint8_t** out_memory,
                             fixstep_error_t** out_error) {
   uint64_t length = info->uncompressed_size;
-  if (length > SIZE_MAX / 2 || length / MAX_RATIO > info->compressed_size) {
+  bool fits = info->compressed_size <= file_byte_length && length / MAX_RATIO <= info->compressed_size;
+  if (length > SIZE_MAX / 2 || !fits) {
     return fx_fail(out_error, FIXSTEP_DATA_ERROR, "damaged: %llu bytes out of %llu", (unsigned long long)length,
                    (unsigned long long)info->compressed_size);
   }
@@ -118,7 +120,8 @@ static status_t read_member(unzFile zip, const unz_file_info64* info, uint8_t** 
                 : fx_fail_memory(out_error);
 }
 
-static status_t take_member(fixstep_data_t* data, unzFile zip, const char* path, fixstep_error_t** out_error) {
+static status_t take_member(fixstep_data_t* data, unzFile zip, uint64_t file_byte_length, const char* path,
+                            fixstep_error_t** out_error) {
   char name[MAX_PATH_LENGTH + 8];
   unz_file_info64 info;
   if (unzGetCurrentFileInfo64(zip, &info, name, sizeof(name), NULL, 0, NULL, 0) != UNZ_OK ||
@@ -137,13 +140,14 @@ static status_t take_member(fixstep_data_t* data, unzFile zip, const char* path,
   }
   fixstep_error_t* inner = NULL;
   uint8_t* memory = NULL;
-  status_t status = read_member(zip, &info, &memory, &inner);
+  status_t status = read_member(zip, &info, file_byte_length, &memory, &inner);
   if (status == FIXSTEP_OK) status = take_npy(data, index, memory, (size_t)info.uncompressed_size, &inner);
   return status == FIXSTEP_OK ? status : fail_at(out_error, path, name, status, inner);
 }
 
 static status_t open_npz(fixstep_data_t* data, const char* path, fixstep_error_t** out_error) {
-  unzFile zip = unzOpen64(path);
+  struct stat file;
+  unzFile zip = stat(path, &file) == 0 && S_ISREG(file.st_mode) ? unzOpen64(path) : NULL;
   if (!zip) {
     return fx_fail(out_error, FIXSTEP_DATA_ERROR, "%s: absent, damaged, or not a .npz file; write it with numpy.savez",
                    path);
@@ -151,7 +155,7 @@ static status_t open_npz(fixstep_data_t* data, const char* path, fixstep_error_t
   status_t status = FIXSTEP_OK;
   int code = unzGoToFirstFile(zip);
   for (; code == UNZ_OK && status == FIXSTEP_OK; code = unzGoToNextFile(zip)) {
-    status = take_member(data, zip, path, out_error);
+    status = take_member(data, zip, (uint64_t)file.st_size, path, out_error);
   }
   if (status == FIXSTEP_OK && code != UNZ_END_OF_LIST_OF_FILE) {
     status =
