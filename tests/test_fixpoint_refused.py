@@ -234,7 +234,7 @@ class Unregistered:
 @pytest.mark.parametrize(
     ("leaf", "expected"),
     [
-        (Unregistered(), "w: expected an array, got a Unregistered"),
+        pytest.param(Unregistered(), "w: expected an array, got a Unregistered", id="unregistered"),
         (np.array([None]), "w: expected numbers, got an array of Python objects"),
         (np.array(["a"]), "w: expected an array of numbers, got dtype <U1"),
         (np.zeros(2, "datetime64[s]"), "w: expected an array of numbers, got dtype datetime64"),
