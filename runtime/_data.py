@@ -49,7 +49,29 @@ class Source(Protocol):
         ...
 
 
-class ArrayData:
+class _OrderedData:
+    """What sources have in common whose examples are picked by number."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of one epoch."""
+        return self.order.batches_per_epoch
+
+    @property
+    def left_out(self) -> int:
+        """Examples that an epoch leaves out, because they do not fill a batch."""
+        return self.order.left_out
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the batches' order depends on."""
+        return self.order.identity
+
+
+class ArrayData(_OrderedData):
     """Batches cut from arrays that share their first axis, the examples.
 
     The order is a pure function of the seed and the epoch, the same on every machine. Without shuffling, batches are
@@ -73,22 +95,7 @@ class ArrayData:
     ) -> None:
         self.arrays = _checked_arrays(arrays)
         examples = len(next(iter(self.arrays.values())))
-        self.order = Order(examples, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Batches of one epoch."""
-        return self.order.batches_per_epoch
-
-    @property
-    def left_out(self) -> int:
-        """Examples that an epoch leaves out, because they do not fill a batch."""
-        return self.order.left_out
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the batches' order depends on."""
-        return self.order.identity
+        super().__init__(Order(examples, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[dict[str, Array]]:
         """The batches of an epoch, without the first `start` ones (which cost nothing)."""
@@ -177,7 +184,7 @@ class FunctionData:
         return self.function(epoch, **named) if self._epoch_first else self.function(**named)
 
 
-class DatasetData:
+class DatasetData(_OrderedData):
     """Batches from a data set that gives examples by number: `dataset[indices]` is a mapping from column to array.
 
     A `datasets.Dataset` of Hugging Face is one, with `dataset.with_format("numpy")`. The order is that of `ArrayData`.
@@ -202,22 +209,7 @@ class DatasetData:
                 "pass the loop an iterable of batches instead, such as dataset.iter(batch_size=...) in a function"
             )
         self.dataset = dataset
-        self.order = Order(len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Batches of one epoch."""
-        return self.order.batches_per_epoch
-
-    @property
-    def left_out(self) -> int:
-        """Examples that an epoch leaves out, because they do not fill a batch."""
-        return self.order.left_out
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the batches' order depends on."""
-        return self.order.identity
+        super().__init__(Order(len(dataset), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """The batches of an epoch, without the first `start` ones (which cost nothing)."""

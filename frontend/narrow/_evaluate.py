@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax._src import core, source_info_util
+from jax._src import core
 
 from fixstep.frontend import _reapply
 from fixstep.frontend._lines import Line, line_of_equation
+from fixstep.frontend._reapply import bind_equation, interpret
 from fixstep.frontend.narrow._codes import INTEGERS, carrier, decode, encode, is_narrow, narrowed, rounded
 from fixstep.targets.errors import CompileError
 
@@ -57,20 +58,8 @@ def without_narrow_types(function: Callable[..., Any], structs: Sequence[jax.Sha
 
 def evaluate(jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     """The outputs of a jaxpr, narrow ones carried, for inputs of which the narrow ones are."""
-    values: dict[core.Var, Any] = {}
-
-    def read(atom: core.Atom) -> Any:
-        return _carried(atom.val, atom.aval) if isinstance(atom, core.Literal) else values[atom]
-
-    values.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
-    values.update(zip(jaxpr.invars, args, strict=True))
-    for eqn in jaxpr.eqns:
-        name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-        context = source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack)
-        with context, eqn.ctx.manager:
-            outputs = _equation(eqn, [read(atom) for atom in eqn.invars])
-        values.update(zip(eqn.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    literal = lambda atom: _carried(atom.val, atom.aval)  # noqa: E731
+    return interpret(jaxpr, [_constant(value) for value in consts], args, _equation, literal=literal)
 
 
 def _constant(value: Any) -> Any:
@@ -86,7 +75,7 @@ def _carried(value: Any, aval: Any) -> Any:
 
 def _equation(eqn: core.JaxprEqn, inputs: list[Any]) -> list[Any]:
     if not _equation_mentions(eqn):
-        return _bound(eqn, inputs, dict(eqn.params))
+        return bind_equation(eqn, inputs, eqn.params)
     name = eqn.primitive.name
     if name in _reapply.STRUCTURES:
         return _reapply.STRUCTURES[name](evaluate, eqn, inputs)
@@ -104,15 +93,10 @@ def _equation(eqn: core.JaxprEqn, inputs: list[Any]) -> list[Any]:
     if name == "shift_right_logical" and before.name.startswith("int"):
         inputs = [inputs[0] & np.int8((1 << INTEGERS[before.name]) - 1), inputs[1]]
     if name in ("clz", "population_count"):
-        found = _bound(eqn, [encode(inputs[0], before)], {})[0].astype(carrier(before))
+        found = bind_equation(eqn, [encode(inputs[0], before)], {})[0].astype(carrier(before))
         return [found - (8 - INTEGERS[before.name]) if name == "clz" else found]
     params = {key: _carrier_of(eqn, value) for key, value in eqn.params.items()}
-    return _rounded(eqn, _bound(eqn, inputs, params))
-
-
-def _bound(eqn: core.JaxprEqn, inputs: list[Any], params: dict[str, Any]) -> list[Any]:
-    outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(params))
-    return list(outputs) if eqn.primitive.multiple_results else [outputs]
+    return _rounded(eqn, bind_equation(eqn, inputs, params))
 
 
 def _rounded(eqn: core.JaxprEqn, outputs: list[Any]) -> list[Any]:

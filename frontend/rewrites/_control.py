@@ -24,7 +24,8 @@ from jax._src.lax.control_flow.loops import scan_p, while_p
 from jax._src.lax.control_flow.solves import linear_solve_p
 from jax._src.pjit import jit_p
 
-from fixstep.frontend.rewrites._evaluate import Rewriter, bind, structure
+from fixstep.frontend._reapply import bind
+from fixstep.frontend.rewrites._evaluate import Rewriter, structure
 
 _BOOL = core.ShapedArray((), np.dtype(np.bool_))
 

@@ -13,10 +13,11 @@ from typing import Any
 import jax
 import jax.extend.linear_util
 import numpy as np
-from jax._src import core, source_info_util
+from jax._src import core
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax as lax_internal
 
+from fixstep.frontend._reapply import bind_equation, interpret
 from fixstep.frontend.rewrites._rules import apply_rules
 
 Structure = Callable[..., list[Any]]
@@ -70,20 +71,7 @@ class Rewriter:
 
     def evaluate(self, jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any], taken: Any | None) -> list[Any]:
         """The outputs of a jaxpr for given inputs."""
-        values: dict[core.Var, Any] = {}
-
-        def read(atom: core.Atom) -> Any:
-            return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-        values.update(zip(jaxpr.constvars, consts, strict=True))
-        values.update(zip(jaxpr.invars, args, strict=True))
-        for eqn in jaxpr.eqns:
-            name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-            context = source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack)
-            with context, eqn.ctx.manager:
-                outputs = self._equation(eqn, [read(atom) for atom in eqn.invars], taken)
-            values.update(zip(eqn.outvars, outputs, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return interpret(jaxpr, consts, args, lambda eqn, inputs: self._equation(eqn, inputs, taken))
 
     def rewrite(self, closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
         """The jaxpr with the rules applied and the same inputs and outputs."""
@@ -123,13 +111,7 @@ class Rewriter:
             outputs = apply_rules(eqn.primitive, operands, eqn.params)
             if outputs is not None:
                 return [_as_declared(out, var.aval) for out, var in zip(outputs, eqn.outvars, strict=True)]
-        return bind(eqn.primitive, inputs, eqn.primitive.get_bind_params(eqn.params))
-
-
-def bind(primitive: core.Primitive, inputs: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    """The results of a primitive as a list."""
-    outputs = primitive.bind(*inputs, **params)
-    return list(outputs) if primitive.multiple_results else [outputs]
+        return bind_equation(eqn, inputs, eqn.params)
 
 
 def _has_references(eqn: core.JaxprEqn) -> bool:

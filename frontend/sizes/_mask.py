@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import core, source_info_util
+from jax._src import core
 
 from fixstep.frontend._lines import Line, line_of_equation
+from fixstep.frontend._reapply import bind_equation, interpret
 from fixstep.frontend.sizes._range import SizeRange, concrete
 
 Rule = Callable[..., Any]
@@ -76,20 +77,7 @@ class Masker:
         Raises:
             Unmaskable: for the first operation that has no meaning on a padded batch.
         """
-        values: dict[core.Var, Any] = {}
-
-        def read(atom: core.Atom) -> Any:
-            return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-        values.update(zip(jaxpr.constvars, consts, strict=True))
-        values.update(zip(jaxpr.invars, args, strict=True))
-        for eqn in jaxpr.eqns:
-            name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
-            context = source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack)
-            with context, eqn.ctx.manager:
-                outputs = self._equation(eqn, [read(atom) for atom in eqn.invars])
-            values.update(zip(eqn.outvars, outputs, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return interpret(jaxpr, consts, args, self._equation)
 
     def _equation(self, eqn: core.JaxprEqn, inputs: list[Any]) -> list[Any]:
         if not mentions_symbol(eqn):
@@ -108,8 +96,7 @@ class Masker:
     def bind(self, eqn: core.JaxprEqn, inputs: Sequence[Any], **changed: Any) -> list[Any]:
         """The results of an equation's primitive at the padded size, as a list; `changed` replaces parameters."""
         params = {name: concrete(value, self.sizes) for name, value in eqn.params.items()} | changed
-        outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(params))
-        return list(outputs) if eqn.primitive.multiple_results else [outputs]
+        return bind_equation(eqn, inputs, params)
 
     def one(self, eqn: core.JaxprEqn, inputs: Sequence[Any], **changed: Any) -> Any:
         """The result of a primitive that has one."""
