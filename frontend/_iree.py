@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import re
@@ -42,8 +43,8 @@ def compile_module(text: str, target: Target, lines: Mapping[int, str]) -> tuple
     if adapted.count("\n") != text.count("\n"):
         lines = {}  # those of another text: no line is better than a wrong one
     text = adapted
-    requirements = target.requirements(_configured(target, text), text)
     flags = ["--iree-input-type=stablehlo", *target.compile_flags(text)]
+    requirements = target.requirements(_configured(target.text, target.adapt("module {\n}"), tuple(flags)), text)
     # `host` means another processor on another machine, so what it was resolved to is part of the key.
     key = _cache.cache_key(
         text, [*flags, repr(requirements), *(edit.name for edit in target.code_edits(text))], compiler_version()
@@ -55,36 +56,40 @@ def compile_module(text: str, target: Target, lines: Mapping[int, str]) -> tuple
     return module, requirements
 
 
-def _configured(target: Target, module: str) -> str:
-    """The target attribute that the compiler makes of the flags for a module, from an empty one."""
-    flags = ["--iree-input-type=stablehlo", "--compile-to=flow", *target.compile_flags(module)]
-    done = _iree_compile(target.adapt("module {\n}"), [*flags, "-o", "-"])
+@functools.lru_cache
+def _configured(target: str, empty: str, flags: tuple[str, ...]) -> str:
+    """The target attribute that the compiler makes of flags, from an empty module as the target needs it."""
+    done = _iree_compile(empty, [*flags, "--compile-to=flow", "-o", "-"])
     log = done.stderr.decode(errors="replace")
     if done.returncode or "not a recognized processor" in log or "Unknown CPU" in log:
-        raise TargetError(f"the compiler does not know target {target.text!r}: {_short(log)}")
+        raise TargetError(f"the compiler does not know target {target!r}: {_short(log)}")
     return done.stdout.decode(errors="replace")
 
 
 def _run(text: str, flags: list[str], target: Target, lines: Mapping[int, str], key: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "module.vmfb"
-        done = _compiled(text, flags, target, output)
+        done, edited = _compiled(text, flags, target, output)
         if done.returncode == 0:
             return output.read_bytes()
+    if edited:
+        lines = {}  # those of the text before the edits
     log = done.stderr.decode(errors="replace")
     raise CompileError(_message(log, done.returncode, target, lines, _write_log(key, text, log)))
 
 
-def _compiled(text: str, flags: list[str], target: Target, output: Path) -> subprocess.CompletedProcess[bytes]:
-    """Compile to a file, in parts where the target edits the code in between."""
+def _compiled(
+    text: str, flags: list[str], target: Target, output: Path
+) -> tuple[subprocess.CompletedProcess[bytes], bool]:
+    """Compile to a file, in parts where the target edits the code in between; and whether the last part was edited."""
     start: list[str] = []
     for number, edit in enumerate(target.code_edits(text)):
         code = output.with_suffix(f".{number}.mlir")
         done = _iree_compile(text, [*flags, *start, f"--compile-to={edit.phase}", "-o", str(code)])
         if done.returncode:
-            return done
+            return done, bool(start)
         text, start = edit.apply(code.read_text()), [f"--compile-from={edit.phase}"]
-    return _iree_compile(text, [*flags, *start, "-o", str(output)])
+    return _iree_compile(text, [*flags, *start, "-o", str(output)]), bool(start)
 
 
 def _iree_compile(text: str, flags: list[str]) -> subprocess.CompletedProcess[bytes]:

@@ -147,15 +147,9 @@ def mentions_narrow(jaxpr: core.Jaxpr) -> bool:
 
 
 def _equation_mentions(eqn: core.JaxprEqn) -> bool:
-    return any(map(_is_narrow_atom, (*eqn.invars, *eqn.outvars))) or any(map(_param_mentions, eqn.params.values()))
-
-
-def _param_mentions(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return any(map(_param_mentions, value))
-    if isinstance(value, core.ClosedJaxpr):
-        return mentions_narrow(value.jaxpr)
-    return isinstance(value, core.Jaxpr) and mentions_narrow(value)
+    return any(map(_is_narrow_atom, (*eqn.invars, *eqn.outvars))) or any(
+        map(mentions_narrow, core.jaxprs_in_params(eqn.params))
+    )
 
 
 def _is_narrow_atom(atom: Any) -> bool:

@@ -154,14 +154,10 @@ def mentions_symbol(eqn: core.JaxprEqn) -> bool:
     """Whether the size occurs in an equation: in a shape, a parameter, or in a jaxpr inside it."""
     if any(symbolic_axes(atom.aval) for atom in (*eqn.invars, *eqn.outvars)):
         return True
-    return any(_mentions(value) for value in eqn.params.values())
+    inner = core.jaxprs_in_params(eqn.params)
+    return any(map(_mentions, eqn.params.values())) or any(mentions_symbol(e) for jaxpr in inner for e in jaxpr.eqns)
 
 
 def _mentions(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return any(map(_mentions, value))
-    if isinstance(value, core.ClosedJaxpr):
-        return _mentions(value.jaxpr)
-    if isinstance(value, core.Jaxpr):
-        return any(mentions_symbol(eqn) for eqn in value.eqns)
-    return hasattr(value, "_evaluate") and hasattr(value, "_get_vars")
+    """Whether the size occurs in a parameter that is a dimension, or a shape."""
+    return any(map(_mentions, value)) if isinstance(value, tuple | list) else is_symbolic(value)
