@@ -29,7 +29,8 @@ class Metric:
     def numpy(self) -> Array:
         """The value as an array of the metric's dtype and shape."""
         if self._value is None:
-            self._value = self._device.download(self._view, self._spec)[self._real]
+            whole = self._device.download(self._view, self._spec)
+            self._value = whole[self._real] if self._real else whole
             self._view = None
         return self._value
 

@@ -143,9 +143,11 @@ class Session:
             views.append(self._device.upload(np.asarray(size, np.int32), SIZE))
         name = self._compiled("predict", padded)
         results = self._module.invoke(name, self._module.pack(self._current, views), wanted=len(outputs))
+        whole = zip(self._specs("outputs", outputs, padded), results, strict=True)
+        arrays_of = {s.path: self._device.download(v, s) for s, v in whole}
         return {
-            s.path or "output": self._device.download(v, s)[self._real("outputs", s.path, size)]
-            for s, v in zip(self._specs("outputs", outputs, padded), results, strict=True)
+            path or "output": array[real] if (real := self._real("outputs", path, size)) else array
+            for path, array in arrays_of.items()
         }
 
     def averages(self, function: Averaged = "step") -> dict[str, float]:

@@ -213,6 +213,7 @@ def test_metrics_are_a_mapping_that_names_what_is_missing(tiny_artifact):
     metrics = load(tiny_artifact).step(tiny_batch())
     assert list(metrics) == ["loss"]
     assert metrics["loss"].numpy().dtype == np.float32
+    assert type(metrics["loss"].numpy()) is np.ndarray
     assert f"{metrics['loss']:.3f}" == f"{float(metrics['loss']):.3f}"
     with pytest.raises(KeyError, match="no metric 'accuracy'; there are: loss"):
         metrics["accuracy"]

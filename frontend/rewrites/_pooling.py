@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax._src.lax.windowed_reductions import select_and_gather_add_p, select_and_scatter_add_p
 
+from fixstep.frontend._extremes import highest, lowest
 from fixstep.frontend.rewrites._real import Array
 from fixstep.frontend.rewrites._rules import Primitive, rule
 
@@ -182,8 +183,4 @@ def _slice(x: Array, starts: Sequence[Any], spans: Sequence[Any]) -> Array:
 
 def _worst(select_prim: Primitive, dtype: np.dtype[Any]) -> Any:
     """What every other value is selected before."""
-    if jnp.issubdtype(dtype, np.floating):
-        return dtype.type(-np.inf if select_prim is lax.ge_p else np.inf)
-    if dtype.kind == "b":
-        return np.bool_(select_prim is not lax.ge_p)
-    return dtype.type(jnp.iinfo(dtype).min if select_prim is lax.ge_p else jnp.iinfo(dtype).max)
+    return dtype.type((lowest if select_prim is lax.ge_p else highest)(dtype))

@@ -12,9 +12,9 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
+from fixstep.frontend._extremes import highest, lowest
 from fixstep.frontend.rewrites._real import Array
 from fixstep.frontend.rewrites._rules import rule
 
@@ -41,23 +41,13 @@ def product_over_a_long_axis(x: Array, *, axes: tuple[int, ...], **params: Any) 
 @rule(lax.reduce_max_p)
 def maximum_over_a_long_axis(x: Array, *, axes: tuple[int, ...], **params: Any) -> Array | None:
     """A maximum over a long axis."""
-    return (
-        _in_stages(lax.reduce_max_p, x, axes, params, _extreme(x.dtype, largest=False)) if _is_long(x, axes) else None
-    )
+    return _in_stages(lax.reduce_max_p, x, axes, params, lowest(x.dtype)) if _is_long(x, axes) else None
 
 
 @rule(lax.reduce_min_p)
 def minimum_over_a_long_axis(x: Array, *, axes: tuple[int, ...], **params: Any) -> Array | None:
     """A minimum over a long axis."""
-    return _in_stages(lax.reduce_min_p, x, axes, params, _extreme(x.dtype, largest=True)) if _is_long(x, axes) else None
-
-
-def _extreme(dtype: Any, *, largest: bool) -> Any:
-    if jnp.issubdtype(dtype, np.bool_):
-        return largest
-    if jnp.issubdtype(dtype, np.integer):
-        return jnp.iinfo(dtype).max if largest else jnp.iinfo(dtype).min
-    return np.inf if largest else -np.inf
+    return _in_stages(lax.reduce_min_p, x, axes, params, highest(x.dtype)) if _is_long(x, axes) else None
 
 
 def _is_long(x: Array, axes: tuple[int, ...]) -> bool:

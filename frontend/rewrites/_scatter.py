@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
+from fixstep.frontend._extremes import highest, lowest
 from fixstep.frontend.rewrites._real import Array
 from fixstep.frontend.rewrites._rules import rule
 
@@ -165,11 +166,7 @@ def _identity(name: str, dtype: np.dtype[Any]) -> Any:
         # -0 is what leaves a zero of either sign as it is when added, +0 when subtracted.
         negative = "add" in name and dtype.kind != "b" and not jnp.issubdtype(dtype, np.integer)
         return dtype.type(complex(-0.0, -0.0) if dtype.kind == "c" else -0.0) if negative else dtype.type(0)
-    if jnp.issubdtype(dtype, np.floating):
-        return dtype.type(np.inf if "min" in name else -np.inf)
-    if dtype.kind == "b":
-        return "min" in name
-    return jnp.iinfo(dtype).max if "min" in name else jnp.iinfo(dtype).min
+    return (highest if "min" in name else lowest)(dtype)
 
 
 def _assigns(update: Any) -> bool:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fixstep.frontend._extremes import highest, lowest
 from fixstep.frontend.sizes._mask import Masker, Unmaskable, is_symbolic, rule, symbolic_axes
 
 _ELEMENTWISE = """
@@ -99,20 +100,6 @@ def _larger(a: Any, b: Any) -> bool:
 def _leads(group: Sequence[Any]) -> bool:
     symbolic = [k for k, n in enumerate(group) if is_symbolic(n)]
     return not symbolic or (len(symbolic) == 1 and all(n == 1 for n in group[: symbolic[0]]))
-
-
-def lowest(dtype: Any) -> Any:
-    """The identity of a maximum."""
-    if jnp.issubdtype(dtype, jnp.bool_):
-        return False
-    return -np.inf if jnp.issubdtype(dtype, jnp.inexact) else int(jnp.iinfo(dtype).min)
-
-
-def highest(dtype: Any) -> Any:
-    """The identity of a minimum."""
-    if jnp.issubdtype(dtype, jnp.bool_):
-        return True
-    return np.inf if jnp.issubdtype(dtype, jnp.inexact) else int(jnp.iinfo(dtype).max)
 
 
 _IDENTITY: dict[str, Any] = {
