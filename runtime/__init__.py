@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fixstep.runtime._progress import LogLines, Progress
     from fixstep.runtime._readings import StateNumber, Throughput
     from fixstep.runtime._tensorboard import TensorBoardLog
+    from fixstep.runtime._weights import load_weights, save_weights
 
 # What only checkpoints and training in a loop need is imported when it is first asked for: a process that loads an
 # artifact and steps starts a tenth sooner.
@@ -48,6 +49,7 @@ _LATER = {
     **dict.fromkeys(("LogLines", "Progress"), "_progress"),
     **dict.fromkeys(("Loop", "RunResult"), "_loop"),
     **dict.fromkeys(("StateNumber", "Throughput"), "_readings"),
+    **dict.fromkeys(("load_weights", "save_weights"), "_weights"),
     "Checkpoints": "_checkpoints",
     "MetricsLog": "_metrics_log",
     "TensorBoardLog": "_tensorboard",
@@ -114,7 +116,9 @@ __all__ = [
     "load_leaves",
     "load_npz",
     "load_source",
+    "load_weights",
     "once",
     "read_checkpoint",
+    "save_weights",
     "write_checkpoint",
 ]

@@ -118,6 +118,16 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise CheckpointError(f"{where}: {exc}. Use the checkpoint before it.") from exc
 
 
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Whether a safetensors file says that it is a checkpoint.
+
+    Raises:
+        OSError: if the file cannot be opened.
+        ValueError: if it is no safetensors file.
+    """
+    return _ENTRY in read_metadata(path)
+
+
 def _read(path: str | os.PathLike[str], attempts: int = 10) -> tuple[dict[str, str], bytes]:
     """Metadata and bytes of one file; the library reads metadata by path only, so it opens the file once more."""
     with open_ordinary(path) as file:

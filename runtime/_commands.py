@@ -1,4 +1,4 @@
-"""The commands inspect and predict; run has a file of its own, `_run_command.py`, and so has plot, `_plot.py`."""
+"""The commands inspect, predict and export; run has a file of its own, `_run_command.py`, and plot `_plot.py`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 
 from fixstep.runtime._artifact import Artifact
-from fixstep.runtime._checkpoint import CheckpointDirectory
+from fixstep.runtime._checkpoint import CheckpointDirectory, read_checkpoint
 from fixstep.runtime._cli import DONE, Run
 from fixstep.runtime._inspect import describe_artifact
 from fixstep.runtime._npz import load_npz
 from fixstep.runtime._predict import choose_inputs, predict_all, write_predictions
 from fixstep.runtime._session import load
 from fixstep.runtime._signature import describe
+from fixstep.runtime._weights import write_weights
 from fixstep.targets.errors import CheckpointError, DataError
 
 
@@ -66,6 +67,27 @@ def _predict(arguments: argparse.Namespace) -> int:
             print(f"ignored, as predict does not take them: {', '.join(ignored)}")
         shapes = ", ".join(f"{name} {describe(a.dtype.name, a.shape)}" for name, a in predictions.items())
         print(f"wrote {arguments.output}: {shapes}, with {checkpoint} ({session.steps} steps)")
+    return DONE
+
+
+def export_command(parser: argparse.ArgumentParser) -> Run:
+    """Write the weights of a checkpoint to a safetensors file, under the names that the model has for them."""
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint, or a folder of them")
+    parser.add_argument(
+        "--under", default="params", metavar="LEAF", help="the leaf path below which names begin (default params)"
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
+    return _export
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    path = _checkpoint(arguments.checkpoint)
+    saved = read_checkpoint(path)
+    names = write_weights(arguments.output, saved.leaves, saved.template, under=arguments.under)
+    if not arguments.quiet:
+        print(f"wrote {arguments.output}: {len(names)} tensors of {path} ({saved.steps} steps)")
+        print("\n".join(f"  {name}" for name in names))
     return DONE
 
 

@@ -23,7 +23,7 @@ from fixstep.runtime._loop import Loop, RunResult
 from fixstep.runtime._metrics_log import MetricsLog
 from fixstep.runtime._monitors import EarlyStop, HaltOnNonFinite, ReduceOnPlateau
 from fixstep.runtime._npz import as_template_dtypes
-from fixstep.runtime._partial import load_leaves
+from fixstep.runtime._partial import Loaded, load_leaves
 from fixstep.runtime._predict import batch_size
 from fixstep.runtime._progress import LogLines, Progress, shown
 from fixstep.runtime._readings import StateNumber, Throughput
@@ -38,6 +38,7 @@ from fixstep.runtime._run_options import (
 from fixstep.runtime._session import Session, load
 from fixstep.runtime._signature import check
 from fixstep.runtime._user_code import import_callable
+from fixstep.runtime._weights import load_weights
 from fixstep.targets.errors import DataError, TemplateError
 
 
@@ -175,9 +176,18 @@ def _open(arguments: argparse.Namespace) -> Session:
         session = load(arguments.artifact, **where)
     if arguments.start_from is not None:
         loaded = load_leaves(session, arguments.start_from, strict=not arguments.in_part)
-        if not arguments.quiet:
-            print(f"{arguments.start_from}: {loaded if arguments.in_part else 'taken as the first state'}")
+        _tell(arguments, arguments.start_from, loaded, "taken as the first state")
+    if arguments.weights is not None:
+        options = given(arguments, under="under")
+        how = {"strict": not arguments.in_part, "cast": arguments.cast}
+        loaded = load_weights(session, arguments.weights, **how, **options)
+        _tell(arguments, arguments.weights, loaded, f"{len(loaded.kept)} leaves taken")
     return session
+
+
+def _tell(arguments: argparse.Namespace, path: Path, loaded: Loaded, whole: str) -> None:
+    if not arguments.quiet:
+        print(f"{path}: {loaded if arguments.in_part else whole}")
 
 
 def _source(option: str, value: str, session: Session, arguments: argparse.Namespace) -> Source:

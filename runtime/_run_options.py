@@ -11,8 +11,8 @@ from fixstep.runtime._loop import ON_NONFINITE
 from fixstep.targets.errors import DataError
 
 Mode = Literal["min", "max"]
-# Options that say more of another one, which must be given too.
-_NEEDS = {
+# Options that say more of another one, or of one of two, which must be given too.
+_NEEDS: dict[str, str | tuple[str, ...]] = {
     "resume": "checkpoint-dir",
     "checkpoint-every": "checkpoint-dir",
     "checkpoint-every-s": "checkpoint-dir",
@@ -29,7 +29,9 @@ _NEEDS = {
     "reduce-min-delta": "reduce",
     "reduce-cooldown": "reduce",
     "reduce-minimum": "reduce",
-    "in-part": "start-from",
+    "in-part": ("start-from", "weights"),
+    "under": "weights",
+    "cast": "weights",
 }
 
 
@@ -62,7 +64,10 @@ def add_saving_options(parser: argparse.ArgumentParser) -> None:
     add("--keep-best", type=_positive, metavar="N", help="and those that it outdid, N in all (default 1)")
     add("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
     add("--start-from", type=Path, metavar="FILE", help="begin with the state of a checkpoint, leaf by leaf")
-    add("--in-part", action="store_true", help="of that, take the leaves that fit, and say which")
+    add("--weights", type=Path, metavar="FILE", help="begin with the weights of a safetensors file, by name")
+    add("--under", metavar="LEAF", help="the leaf path below which their names begin (default params)")
+    add("--cast", action="store_true", help="round floats to the types of the leaves")
+    add("--in-part", action="store_true", help="of either, take what fits, and say which")
 
 
 def add_handler_options(parser: argparse.ArgumentParser) -> None:
@@ -105,9 +110,10 @@ def check_needed(arguments: argparse.Namespace) -> None:
         DataError: naming both.
     """
     for option, needed in _NEEDS.items():
-        if value_of(arguments, option) not in (None, False) and value_of(arguments, needed) is None:
+        either = (needed,) if isinstance(needed, str) else needed
+        if value_of(arguments, option) not in (None, False) and all(value_of(arguments, n) is None for n in either):
             what = ", the folder of the checkpoints" if needed == "checkpoint-dir" else ""
-            raise DataError(f"--{option} needs --{needed}{what}")
+            raise DataError(f"--{option} needs {' or '.join(f'--{name}' for name in either)}{what}")
 
 
 def value_of(arguments: argparse.Namespace, option: str) -> Any:

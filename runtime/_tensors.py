@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, deserialize, safe_open
@@ -22,7 +23,7 @@ _PARTS = {"complex64": "float32", "complex128": "float64"}
 _METADATA = "__metadata__"
 
 
-def _stored(spec: LeafSpec) -> tuple[str, str, tuple[int, ...]]:
+def stored(spec: LeafSpec) -> tuple[str, str, tuple[int, ...]]:
     """Name, dtype and shape of the tensor that holds the bits of a leaf."""
     # One name is taken by the format itself; a slash more keeps all names apart.
     name = spec.path + "/" if spec.path.rstrip("/") == _METADATA else spec.path
@@ -50,7 +51,7 @@ def encode_leaves(
     """
     tensors: dict[str, Array] = {}
     for spec in specs:
-        name, dtype, shape = _stored(spec)
+        name, dtype, shape = stored(spec)
         if name in tensors:
             raise ValueError(f"the leaf path {spec.path!r} occurs twice")
         array = np.asarray(leaves[spec.path], order="C")  # the library takes the memory as it lies
@@ -75,27 +76,52 @@ def decode_leaves(data: bytes | memoryview, specs: Sequence[LeafSpec]) -> dict[s
     Raises:
         ValueError: if it is no safetensors file, listing the leaves that differ, or for a bool neither 0 nor 1.
     """
-    try:
-        found = dict(deserialize(bytes(data)))  # type: ignore[no-untyped-call]
-    except SafetensorError as exc:
-        raise ValueError(f"not a whole safetensors file: {exc}") from exc
+    found = dict(_deserialized(data))
     leaves: dict[str, Array] = {}
     problems = []
     for spec in specs:
-        name, dtype, shape = _stored(spec)
+        name, dtype, shape = stored(spec)
         expected, tensor = describe(_TYPES[dtype], shape), found.pop(name, None)
         got = tensor and describe(tensor["dtype"], tensor["shape"])
         if tensor is None or got != expected:
             problems.append(f"  {name}: expected {expected}, " + (f"got {got}" if tensor else "missing"))
             continue
         leaves[spec.path] = array = np.ndarray(spec.shape, spec.numpy_dtype, tensor["data"])
-        if spec.dtype == "bool" and array.view(np.uint8).max(initial=0) > 1:
-            raise ValueError(f"{spec.path}: a bool is neither 0 nor 1")
+        _check_bools(spec.path, array)
         array.flags.writeable = False
     problems += [f"  {name}: unexpected" for name in found]
     if problems:
         raise ValueError("the tensors are not the leaves of the template:\n" + "\n".join(sorted(problems)))
     return leaves
+
+
+def decode_tensors(data: bytes) -> dict[str, Array]:
+    """Every tensor of a whole file by name, as it is stored: read-only arrays, from a writer that need not be this one.
+
+    Raises:
+        ValueError: if it is no safetensors file, or one of its types is unknown, naming the tensor.
+    """
+    dtypes = {of_file: name for name, of_file in _TYPES.items()}
+    arrays: dict[str, Array] = {}
+    for name, tensor in _deserialized(data):
+        if tensor["dtype"] not in dtypes:
+            raise ValueError(f"the tensor {name!r} has the type {tensor['dtype']}; those known are {', '.join(dtypes)}")
+        arrays[name] = np.ndarray(tuple(tensor["shape"]), dtype_from_name(dtypes[tensor["dtype"]]), tensor["data"])
+        _check_bools(name, arrays[name])
+        arrays[name].flags.writeable = False
+    return arrays
+
+
+def _deserialized(data: bytes | memoryview) -> list[tuple[str, dict[str, Any]]]:
+    try:
+        return deserialize(bytes(data))  # type: ignore[no-untyped-call,no-any-return]
+    except SafetensorError as exc:
+        raise ValueError(f"not a whole safetensors file: {exc}") from exc
+
+
+def _check_bools(name: str, array: Array) -> None:
+    if array.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+        raise ValueError(f"{name}: a bool is neither 0 nor 1")
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from fixstep.frontend import compile, import_program
 from fixstep.frontend._verify import NOISE
@@ -98,3 +100,21 @@ def test_the_main_job_from_the_command_line(tmp_path):
     assert len(rows) == 20
     assert float(rows[-1]["validation/accuracy"]) >= 0.97
     assert f"accuracy {float(rows[-1]['validation/accuracy']):.4g}" in done.stdout
+
+
+@pytest.mark.long
+def test_fine_tuning(tmp_path):
+    """The weights go out, in, and out again under the model's names; what was frozen is as it was, to the bit."""
+    script = ROOT / "examples" / "finetune.py"
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = re.search(
+        r"accuracy on mirrored digits: (\S+) before, (\S+) after\n.* differ by (\S+) at most", done.stdout
+    )
+    before, after, difference = map(float, found.groups())
+    assert before < 0.6 < 0.93 < after
+    assert difference < 1e-4  # of scores around 10: sums of 64 products in another order
+    base, tuned = (load_file(tmp_path / f"{name}.safetensors") for name in ("base", "tuned"))
+    assert set(base) == set(tuned) == {"first/w", "first/b", "second/w", "second/b"}
+    assert all(base[name].tobytes() == tuned[name].tobytes() for name in base if name.endswith("b"))
+    assert [np.linalg.matrix_rank(tuned[f"{n}/w"] - base[f"{n}/w"], tol=1e-4) for n in ("first", "second")] == [4, 4]
