@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -101,10 +101,14 @@ def write_weights(
 ) -> tuple[str, ...]:
     """As `save_weights`, of a state by leaf path, such as that of a checkpoint."""
     leaves = _named(specs, under, rename)
+
+    def write(file: BinaryIO) -> None:
+        file.write(data)
+
     renamed = [dataclasses.replace(spec, path=name) for name, spec in leaves.items()]
     try:
         data = encode_leaves({name: state[spec.path] for name, spec in leaves.items()}, renamed)
-        write_atomically(path, lambda file: file.write(data))
+        write_atomically(path, write)
     except ValueError as exc:
         raise CheckpointError(f"{os.fspath(path)}: cannot be written: {exc}\nNothing was written.") from exc
     except OSError as exc:
