@@ -18,7 +18,7 @@ from iree.runtime.array_interop import map_dtype_to_element_type
 
 from fixstep.runtime._signature import Array, LeafSpec
 from fixstep.targets._base import Memory
-from fixstep.targets._devices import forget
+from fixstep.targets._devices import forget, released
 from fixstep.targets.errors import DeviceError
 
 # Alias of iree.runtime.HalBufferView, for signatures.
@@ -62,7 +62,31 @@ class Device:
         self._semaphore: Any = None
         self._last = 0
         self._held: collections.deque[tuple[int, Any]] = collections.deque()
+        self._lent = 0
+        self._is_closing = False
         self._reads_mapped = memory == "shared" and self._is_quick_to_map()
+
+    def lend(self) -> None:
+        """Stay open for a buffer that may outlive the session; `take_back` follows when it is gone."""
+        self._lent += 1
+
+    def take_back(self) -> None:
+        """One buffer that was lent is gone."""
+        self._lent -= 1
+        if self._is_closing:
+            self.close()
+
+    def close(self) -> None:
+        """Give the device back, now or when the last lent buffer is gone; every other buffer and module is gone."""
+        self._is_closing = True
+        if self._lent or os.getpid() != self._process:  # in a forked child its threads would be waited for in vain
+            return
+        with contextlib.suppress(DeviceError):  # one that failed is never given back
+            self._wait()
+            self._held.clear()
+            self._semaphore = self._allocator = None
+            hal, self._hal = self._hal, None
+            released(hal)
 
     @property
     def name(self) -> str:

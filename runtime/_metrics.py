@@ -20,6 +20,7 @@ class Metric:
 
     def __init__(self, device: Device, view: View, spec: LeafSpec, real: tuple[slice, ...] = ()) -> None:
         """Hold a result of a call; `real` leaves out the padding of a batch that was filled up."""
+        device.lend()
         self._device = device
         self._view = view
         self._spec = spec
@@ -31,8 +32,16 @@ class Metric:
         if self._value is None:
             whole = self._device.download(self._view, self._spec)
             self._value = whole[self._real] if self._real else whole
-            self._view = None
+            self._give_up()
         return self._value
+
+    def _give_up(self) -> None:
+        self._view = None
+        self._device.take_back()
+
+    def __del__(self) -> None:
+        if self._view is not None:  # before the device, which closes with the last buffer
+            self._give_up()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype=dtype, copy=True if copy is None else copy)

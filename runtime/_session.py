@@ -67,6 +67,15 @@ class Session:
         self._batch_views: dict[int | None, list[View]] = {}
         self._packs: dict[tuple[Any, ...], tuple[Any, tuple[list[View], ...]]] = {}
 
+    def __del__(self) -> None:
+        # Buffers and modules that outlive their device would crash the process, so the device goes last. A traceback
+        # that holds a buffer holds the session too.
+        attributes = vars(self)
+        device = attributes.pop("_device", None)
+        attributes.clear()
+        if device is not None:
+            device.close()
+
     @property
     def functions(self) -> frozenset[str]:
         """The compiled functions: `step`, and those of `init`, `evaluate`, `predict` that the program has."""
@@ -387,6 +396,7 @@ def _open(artifact: Artifact, wanted: str | None, device: str | None) -> tuple[C
     bytes_per_step = sum(s.byte_length for role in ("state", "batch") for s in artifact.signature("step", role))
     reasons: list[str] = []
     for entry in matching:
+        opened = None
         try:
             target = targets.parse(entry["text"])
             reason = target.unavailable(entry["requires"])
@@ -397,6 +407,8 @@ def _open(artifact: Artifact, wanted: str | None, device: str | None) -> tuple[C
                 return Choice(entry["text"], opened.name, tuple(reasons)), opened, module
         except (TargetError, DeviceError) as exc:
             reason = str(exc)
+        if opened is not None:
+            opened.close()
         reasons.append(f"{entry['text']}: {reason}")
     raise TargetError("\n".join(["no target of the artifact runs on this machine:", *(f"  {r}" for r in reasons)]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -56,23 +57,53 @@ def choose(found: Sequence[D], device: str | None, family: str, lacks: Callable[
     return chosen
 
 
-_opened: dict[tuple[str, int], Any] = {}
+@dataclasses.dataclass
+class _Opened:
+    device: Any
+    uses: int
+
+
+_opened: dict[tuple[str, int], _Opened] = {}
 
 
 def opened(driver: str, device_id: int) -> Any:
-    """A device, made once and released last: buffers and semaphores that outlive it would crash the process."""
-    device = _opened.get((driver, device_id))
-    if device is None:
-        device = _opened[driver, device_id] = ireert.get_driver(driver).create_device(device_id)
+    """A device that all who open it share; each has to give it back with `released` after all its buffers are gone.
+
+    Buffers and semaphores that outlive their device would crash the process, so one that is not given back stays open.
+    """
+    entry = _opened.get((driver, device_id))
+    if entry is None:
+        device = ireert.get_driver(driver).create_device(device_id)
+        entry = _opened[driver, device_id] = _Opened(device, 0)
         # When the interpreter ends it empties the modules in any order, but `sys` after all others.
-        vars(sys).setdefault("_fixstep_devices", []).append(device)
-    return device
+        _until_the_end().append(device)
+    entry.uses += 1
+    return entry.device
+
+
+def released(device: Any) -> None:
+    """Give a device back; the last one to do so closes it.
+
+    An open device costs memory and, with Mesa's software driver, two cores: IREE has a thread for each of its queues
+    that waits on either of two semaphores, which Mesa does by asking for each in turn without a pause.
+    """
+    for entry in list(_opened.values()):
+        if entry.device is device:
+            entry.uses -= 1
+            if entry.uses == 0 and not sys.is_finalizing():
+                forget(device)
+                _until_the_end().remove(device)
 
 
 def forget(device: Any) -> None:
     """Open another one the next time in place of a device that failed."""
-    for key in [key for key, known in _opened.items() if known is device]:
+    for key in [key for key, entry in _opened.items() if entry.device is device]:
         del _opened[key]
+
+
+def _until_the_end() -> list[Any]:
+    found: list[Any] = vars(sys).setdefault("_fixstep_devices", [])
+    return found
 
 
 def none_runs(found: Sequence[D], lacks: Callable[[D], str | None]) -> str | None:
