@@ -18,6 +18,7 @@ from jax import export
 from jax._src.interpreters import mlir
 from jaxlib.mlir.dialects import stablehlo
 
+from fixstep.frontend._iree import compile_module
 from fixstep.frontend.rewrites import rewrite_function, rewrite_module
 from fixstep.targets import parse
 
@@ -78,7 +79,6 @@ def run(
     *args: Any,
     rewritten: bool = True,
     driver: str = "local-sync",
-    flags: tuple[str, ...] | None = None,
     without_flags: tuple[str, ...] = (),
 ) -> Run:
     """Compile a function for this machine, call it once, and compare.
@@ -86,12 +86,12 @@ def run(
     Args:
         function: takes and returns pytrees of arrays.
         *args: its arguments.
-        rewritten: apply the rewrites of the function and of the module.
+        rewritten: apply the rewrites of the function and of the module, and the target's own.
         driver: `local-sync` or `local-task`.
-        flags: flags of the compiler instead of the CPU target's.
         without_flags: prefixes of the CPU target's flags to leave out.
     """
-    compiled = Compiled(lower(function, *args, rewritten=rewritten), driver, flags, without_flags)
+    text = lower(function, *args, rewritten=rewritten)
+    compiled = Compiled(text, driver, plain=not rewritten, without_flags=without_flags)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(args)]
     outputs, after = compiled.call(leaves)
     written = [i for i, (old, new) in enumerate(zip(leaves, after, strict=True)) if old.tobytes() != new.tobytes()]
@@ -120,16 +120,16 @@ class Compiled:
     """A compiled module with its device."""
 
     def __init__(
-        self,
-        text: str,
-        driver: str = "local-sync",
-        flags: tuple[str, ...] | None = None,
-        without_flags: tuple[str, ...] = (),
+        self, text: str, driver: str = "local-sync", *, plain: bool = False, without_flags: tuple[str, ...] = ()
     ) -> None:
-        if flags is None:
-            flags = tuple(flag for flag in parse("cpu:host").compile_flags() if not flag.startswith(without_flags))
+        """Compile a module as `compile` does, or as IREE alone does (`plain`), and load it."""
+        target = parse("cpu:host")
+        if plain or without_flags:
+            code = compile_text(text, [f for f in target.compile_flags() if not f.startswith(without_flags or ("?",))])
+        else:
+            code, _ = compile_module(text, target, {})
         self.device = _device(driver)
-        self._module = ireert.VmModule.copy_buffer(_instance(), compile_text(text, flags))
+        self._module = ireert.VmModule.copy_buffer(_instance(), code)
         hal = ireert.create_hal_module(_instance(), self.device)
         self._context = ireert.VmContext(_instance(), [hal, self._module])
         self._main = self._module.lookup_function("main")
@@ -162,8 +162,8 @@ class Compiled:
         return host.view(np.dtype(getattr(ml_dtypes, name))) if name.startswith(("bfloat", "float8")) else host
 
 
-def compile_text(text: str, flags: tuple[str, ...]) -> bytes:
-    """The VMFB of a module.
+def compile_text(text: str, flags: list[str]) -> bytes:
+    """What IREE alone makes of a module.
 
     Raises:
         RuntimeError: with the compiler's first words.

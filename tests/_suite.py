@@ -42,15 +42,7 @@ NEVER: dict[str, dict[str, str]] = {
 }
 
 # What fails today and should not, by target: an entry that passes has to be taken out.
-_COMPILER_FAILS = {
-    "zoo:opt_lbfgs": "the compiler ends with a signal: a float that a loop's condition tests",
-    "zoo:op_igamma": "the compiler fails (operand does not dominate this use): the same",
-}
-TODAY: dict[str, dict[str, str]] = {
-    "cpu": _COMPILER_FAILS,
-    "vulkan": _COMPILER_FAILS,
-    "cuda": _COMPILER_FAILS,
-}
+TODAY: dict[str, dict[str, str]] = {"cpu": {}, "vulkan": {}, "cuda": {}}
 
 
 @dataclasses.dataclass(frozen=True)

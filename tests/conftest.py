@@ -1,9 +1,15 @@
 """Fixtures that every test file may use."""
 
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+
+def pytest_configure():
+    # A shell that runs the tests in the background leaves the interrupt ignored, here and in what is started from here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from conftest import tiny_batch
 import fixstep.targets
 from fixstep import targets
 from fixstep.frontend import Program, compile
-from fixstep.frontend.rewrites import _module
 from fixstep.runtime import Artifact, load
 from fixstep.targets import cpu
 from fixstep.targets._base import Target
@@ -92,8 +91,7 @@ def test_the_manifest_says_what_each_target_needs(tiny_program, tmp_path):
 
 @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "bare"])
 def test_a_loop_that_exchanges_carries_loses_none(guarded, tmp_path, monkeypatch):
-    """`bare` fails when IREE is mended: then the edit can go. The barriers that hide the fault are taken away."""
-    monkeypatch.setattr(_module, "separate_carries", lambda module: None)
+    """`bare` fails when IREE is mended: then the edit can go."""
     if not guarded:
         monkeypatch.setattr(cpu.Cpu, "code_edits", lambda self, module: ())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fixstep.frontend.rewrites._added_zero import drop_added_zeros
-from fixstep.frontend.rewrites._carries import separate_carries
+from fixstep.frontend.rewrites._carries import keep_carries
 from fixstep.frontend.rewrites._clean import clean
 from fixstep.frontend.rewrites._constants import hide_constants
 from fixstep.frontend.rewrites._copies import guard_copies
@@ -32,5 +32,5 @@ def rewrite_module(module: Any) -> None:
         keep_order_of_equals(module)
         guard_copies(module)
         use_sorted_keys(module)
-        separate_carries(module)
+        keep_carries(module)
         module.operation.verify()
