@@ -106,7 +106,8 @@ class Cpu:
         return None
 
     def requirements(self, configured: str, module: str) -> dict[str, Any]:
-        """The architecture, the processor features that the code may use, and whether it has to run in one thread."""
+        """The architecture, and the processor features that the code may use."""
+        del module
         triple = re.search(r'target_triple = "([^-"]+)', configured)
         features = re.search(r'cpu_features = "([^"]*)"', configured)
         architecture = triple.group(1) if triple else platform.machine().lower()
@@ -115,8 +116,6 @@ class Cpu:
         return {
             "architecture": architecture,
             "features": sorted(name for name in wanted if checked.fullmatch(name)),
-            # The branch back to a loop's head can lose a fence; with worker threads nothing else keeps the order.
-            "one_thread": "stablehlo.while" in module or "stablehlo.case" in module,
         }
 
     def unavailable(self, requirements: Mapping[str, Any]) -> str | None:
@@ -139,9 +138,10 @@ class Cpu:
     def open_device(self, device: str | None, requirements: Mapping[str, Any], *, bytes_per_step: int) -> Any:
         """Open `local-sync` (runs in the calling thread) or `local-task` (worker threads).
 
-        By default large steps take the threads, unless their code has to run in one. Both give the same bits.
+        By default large steps take the threads. Both give the same bits.
         """
-        threaded = bytes_per_step >= _THREADED_BYTES and _cores() > 1 and not requirements.get("one_thread", False)
+        del requirements
+        threaded = bytes_per_step >= _THREADED_BYTES and _cores() > 1
         driver = device or ("local-task" if threaded else "local-sync")
         if driver not in ("local-sync", "local-task"):
             raise TargetError(f"unknown device {driver!r} of target cpu: expected local-sync or local-task")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import tiny_batch
@@ -111,3 +112,26 @@ def test_a_loop_that_exchanges_carries_loses_none(guarded, tmp_path, monkeypatch
     metrics = session.step(batch)
     for name, expected in step({"a": a}, batch)[1].items():
         np.testing.assert_allclose(metrics[name].numpy(), expected)
+
+
+def test_worker_threads_give_the_bits_of_one_thread(tmp_path):
+    """Loops within loops over arrays that are large enough for threads."""
+
+    def step(state, batch):
+        def turn(w, x):
+            w = jax.lax.fori_loop(0, 3, lambda i, w: w * 0.5 + jnp.outer(x, x) * i, w)
+            return w, w.sum()
+
+        w, sums = jax.lax.scan(turn, state["w"], batch)
+        w = jax.lax.while_loop(lambda w: jnp.abs(w).max() > 1, lambda w: w * 0.75, w)
+        return {"w": w}, {"sum": sums.sum()}
+
+    batch = np.random.default_rng(0).standard_normal((4, 512)).astype(np.float32)
+    program = Program(init={"w": np.zeros((512, 512), np.float32)}, step=step, batch=batch)
+    compile(program, tmp_path / "a.fixstep", targets=["cpu:host"], verify=False)
+    threaded, single = (load(tmp_path / "a.fixstep", device=device) for device in ("local-task", "local-sync"))
+    if cpu._cores() > 1:
+        assert load(tmp_path / "a.fixstep").choice.device == threaded.choice.device
+    for _ in range(20):
+        assert float(threaded.step(batch)["sum"]) == float(single.step(batch)["sum"])
+    assert threaded.state()["w"].tobytes() == single.state()["w"].tobytes()

@@ -298,13 +298,35 @@ def test_an_integer_is_rounded_before_it_is_narrow():
     assert round_integers_first(other) == other
 
 
+BUFFER, FENCE = "!vm.ref<!hal.buffer>", "!vm.ref<!hal.fence>"
+
+
 def test_a_branch_hands_on_every_reference_once():
-    branch = "      vm.cond_br %1, ^bb2(%r, %r, %2, %r : {0}, {0}, i32, {0}), ^bb3(%r, %f : {0}, {1})"
-    branch = branch.format("!vm.ref<!hal.buffer>", "!vm.ref<!hal.fence>")
+    one, other = f"^bb2(%r, %r, %2, %r : {BUFFER}, {BUFFER}, i32, {BUFFER})", f"^bb3(%r, %f : {BUFFER}, {FENCE})"
+    branch = f"      vm.cond_br %1, {one}, {other}"
     *selections, edited = separate_references(branch).split("\n")
     assert re.findall(r"(%\w+) = vm.select.ref %\w+, %r,", "".join(selections)) == ["%edited_0_0", "%edited_0_1"]
     assert "^bb2(%r, %edited_0_0, %2, %edited_0_1 : " in edited
     assert "^bb3(%r, %f : " in edited
+
+
+def test_a_branch_hands_on_no_reference_that_is_used_behind_it():
+    code = f"""\
+    vm.func private @one(%used: {BUFFER}, %discarded: {BUFFER}) {{
+      %before = vm.call @f(%discarded) : ({BUFFER}) -> {BUFFER}
+      vm.cond_br %1, ^bb1(%used : {BUFFER}), ^bb2(%discarded, %before : {BUFFER}, {BUFFER})
+    ^bb1(%2: {BUFFER}):  // pred: ^bb0
+      %3 = vm.call @f(%used, %2) : ({BUFFER}, {BUFFER}) -> i32
+      vm.return %3 : i32
+    ^bb2(%4: {BUFFER}, %5: {BUFFER}):  // pred: ^bb0
+      vm.discard.refs %discarded : {BUFFER}
+      vm.return %1 : i32
+    }}
+    vm.func private @another() {{
+      %6 = vm.call @f(%before, %discarded) : ({BUFFER}, {BUFFER}) -> i32"""
+    edited = separate_references(code)
+    assert re.findall(r"= vm.select.ref %\w+, (%\w+),", edited) == ["%used"]
+    assert f"^bb1(%edited_2_0 : {BUFFER}), ^bb2(%discarded, %before : " in edited
 
 
 def test_a_boolean_selects():

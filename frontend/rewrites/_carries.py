@@ -3,8 +3,11 @@
 Stands against a fault of IREE 3.13: where it hoists something out of a loop, it tests the condition before the first
 turn and then at the end of each. A carry that no turn reads is then dropped from what goes in, and one that every turn
 gives the same value, or the same value as another, from what comes out; but when the loop is handed to the device, both
-are taken to have the types of what goes in. The compiler ends with a signal, or refuses what it made itself. A value
-behind a barrier that the carry's old value stands behind too depends on it, and on no other.
+are taken to have the types of what goes in. The compiler ends with a signal, or refuses what it made itself.
+
+So such a carry gets its new value where the loop's condition holds, and else the old one. A turn is taken only where it
+holds, which the compiler does not know. (A barrier would do too, but IREE frees what comes out of one, which may be a
+part of another buffer.)
 """
 
 from __future__ import annotations
@@ -18,30 +21,59 @@ from fixstep.frontend.rewrites._walk import operations, terminator
 
 
 def keep_carries(module: Any) -> None:
-    """Put a barrier behind what a turn makes of a carry that it does not read, or shares with another carry.
+    """Make what a turn makes of a carry depend on that carry, and differ from what it makes of any other.
 
-    A carry that stays as it is needs none: it is dropped on both sides.
+    A carry that stays as it is, is left: it is dropped on both sides.
     """
     for loop in operations(module):
         if loop.name == "stablehlo.while":
-            _keep(loop.regions[1])
+            condition, body = loop.regions
+            indices = _indices(body)
+            if indices:
+                _keep(condition, body, indices)
 
 
-def _keep(body: Any) -> None:
-    carries, end = list(body.blocks[0].arguments), terminator(body)
-    results = list(end.operands)
-    moved = _depending(body, carries)
-    for index, (carry, result) in enumerate(zip(carries, results, strict=True)):
-        is_read = any(True for _ in carry.uses)
-        if result != carry and not (is_read and result in moved and results.count(result) == 1):
-            with ir.InsertionPoint(end), end.location:
-                end.operands[index] = stablehlo.optimization_barrier([result, carry])[0]
+def _indices(body: Any) -> list[int]:
+    """The carries that no turn reads, or that get what the compiler may see to be the same in every turn or twice."""
+    carries, results = list(body.blocks[0].arguments), list(terminator(body).operands)
+    moving = _depending(body, carries)
+    return [
+        index
+        for index, (carry, result) in enumerate(zip(carries, results, strict=True))
+        if result != carry
+        and (next(iter(carry.uses), None) is None or result not in moving or results.count(result) > 1)
+    ]
 
 
 def _depending(body: Any, carries: list[Any]) -> set[Any]:
-    """The values of a turn that depend on a carry; the others are, or may become, the same in every turn."""
+    """The values of a turn that depend on a carry."""
     found = set(carries)
     for op in body.blocks[0].operations:
         if any(operand in found for inner in operations(op) for operand in inner.operands):
             found.update(op.operation.results)
     return found
+
+
+def _keep(condition: Any, body: Any, indices: list[int]) -> None:
+    end = terminator(body)
+    carries = list(body.blocks[0].arguments)
+    with ir.InsertionPoint(end), end.location:
+        holds = _copied(condition, carries)
+        for index in indices:
+            end.operands[index] = stablehlo.select(holds, end.operands[index], carries[index])
+
+
+def _copied(condition: Any, carries: list[Any]) -> Any:
+    """The condition once more, of the carries as a turn gets them."""
+    values = dict(zip(condition.blocks[0].arguments, carries, strict=True))
+    end = terminator(condition)
+    for op in condition.blocks[0].operations:
+        if op.operation == end:
+            break
+        copy = op.operation.clone()
+        for inner in operations(copy):
+            for index, operand in enumerate(inner.operands):
+                inner.operands[index] = values.get(operand, operand)
+        values.update(zip(op.operation.results, copy.results, strict=True))
+    (holds,) = end.operands
+    return values.get(holds, holds)

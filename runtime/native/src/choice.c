@@ -23,7 +23,7 @@ static bool try_target(fixstep_session_t* session, const target_t* target, const
   }
   char* family = fx_target_family(target->text);
   fixstep_error_t* error = NULL;
-  const fixstep_device_options_t options = {family, device, fx_target_is_threaded(target, bytes_per_step),
+  const fixstep_device_options_t options = {family, device, fx_target_is_threaded(bytes_per_step),
                                             target->module->data, target->module->byte_length};
   bool opened = family && session->backend->open(&options, &session->device, &error) == FIXSTEP_OK;
   if (!opened) fx_text_add(reason, "%s", family ? fixstep_error_message(error) : "out of memory");

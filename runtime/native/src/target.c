@@ -99,7 +99,6 @@ void fx_target_unavailable(const target_t* target, text_t* out_reason) {
   fx_text_release(&flags);
 }
 
-bool fx_target_is_threaded(const target_t* target, size_t bytes_per_step) {
-  return bytes_per_step >= THREADED_BYTES && sysconf(_SC_NPROCESSORS_ONLN) > 1 &&
-         !json_is_true(json_object_get(target->requires, "one_thread"));
+bool fx_target_is_threaded(size_t bytes_per_step) {
+  return bytes_per_step >= THREADED_BYTES && sysconf(_SC_NPROCESSORS_ONLN) > 1;
 }

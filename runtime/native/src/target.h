@@ -12,7 +12,7 @@ int fx_target_rank(const char* text);
 // Adds why this machine cannot run code with these requirements: an illegal instruction would end the process.
 // Nothing if it can.
 void fx_target_unavailable(const target_t* target, text_t* out_reason);
-// Whether worker threads are worth their cost, and safe, for a step that touches so many bytes.
-bool fx_target_is_threaded(const target_t* target, size_t bytes_per_step);
+// Whether worker threads are worth their cost for a step that touches so many bytes.
+bool fx_target_is_threaded(size_t bytes_per_step);
 
 #endif  // FIXSTEP_SRC_TARGET_H_
