@@ -371,7 +371,7 @@ def _moved(array: Array, rng: np.random.Generator, least: float = 0.0) -> Array:
         return array
     step = (rng.integers(0, 2, array.shape) * 2 - 1) * max(float(ml_dtypes.finfo(dtype).eps), least)
     wide: Array = array.astype(np.float64 if dtype.itemsize < 8 else np.longdouble)
-    return np.asarray(wide + wide * step).astype(dtype)
+    return np.asarray(np.where(np.isfinite(wide), wide * (1 + step), wide)).astype(dtype)
 
 
 def _compare(got: dict[str, Array], expected: _Runs) -> list[LeafResult]:

@@ -445,6 +445,57 @@ def while_loop() -> Built:
 
 
 @case("control flow")
+def backtracking() -> Built:
+    """A line search whose turns do not read the last loss, and hand on one value twice."""
+
+    def step(state: Any, batch: Any) -> Any:
+        loss, grads = jax.value_and_grad(mlp_loss)(state["params"], batch)
+
+        def moved(size: Any) -> Any:
+            return jax.tree.map(lambda p, g: p - size * g, state["params"], grads)
+
+        def turn(carries: Any) -> Any:
+            size = carries[0] * 0.5
+            tried = moved(size)
+            return size, mlp_loss(tried, batch), tried, tried
+
+        start = (jnp.float32(8), loss + 1, moved(jnp.float32(8)), state["params"])
+        size, found, params, _ = jax.lax.while_loop(lambda c: c[1] > loss, turn, start)
+        return {"params": params, "loss": found}, {"size": size, "loss": found}
+
+    return lambda key: {"params": mlp_params(key), "loss": jnp.float32(0)}, step, rows()
+
+
+@case("optimizer")
+def lbfgs() -> Built:
+    optimizer = optax.lbfgs(memory_size=3)
+
+    def init(key: Any) -> Any:
+        params = {"w": dense(key, 6, 4)}
+        return {"params": params, "opt": optimizer.init(params)}
+
+    def step(state: Any, batch: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return cross_entropy(batch["x"] @ params["w"], batch["y"]) + (params["w"] ** 2).sum()
+
+        value, grads = jax.value_and_grad(loss)(state["params"])
+        options = {"value": value, "grad": grads, "value_fn": loss}
+        updates, opt = optimizer.update(grads, state["opt"], state["params"], **options)
+        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, {"loss": value}
+
+    return init, step, rows()
+
+
+@case("numerics")
+def special_functions() -> Built:
+    def loss(params: Any, batch: Any) -> Any:
+        x = jnp.abs(batch["x"] @ params["w"])
+        return (jax.lax.igamma(x + 0.5, x + 1.0) + jax.scipy.special.i0e(x) + jax.lax.erf(x)).mean()
+
+    return descent(lambda key: {"w": dense(key, 6, 4)}, loss)
+
+
+@case("control flow")
 def accumulated_gradients() -> Built:
     def init(key: Any) -> Any:
         return mlp_params(key)

@@ -254,6 +254,16 @@ def test_verify_finds_a_step_that_is_wrong_by_one_percent_of_the_update(wrong_ar
     assert "state/steps" not in [leaf.path for leaf in wrong.leaves if not leaf.passed]
 
 
+def test_a_leaf_that_holds_infinities_is_compared(tmp_path):
+    """To move an infinity by a part of itself gives no number, and with that as JAX's own noise anything would pass."""
+    init = {"best": jnp.array([jnp.inf, -jnp.inf, 2.0]), "w": jnp.ones(4)}
+    step = lambda s, b: ({"best": jnp.minimum(s["best"], jnp.inf), "w": s["w"] * 0.5}, {"loss": b["x"].sum()})  # noqa: E731
+    compiled = compile(program(step, init), tmp_path / "a.fixstep", targets=["cpu"])
+    bounds = {leaf.path: leaf.bound for leaf in compiled.verifications[0].leaves}
+    assert bounds["state/best"] < 1e-4
+    assert all(np.isfinite(bound) for bound in bounds.values())
+
+
 def test_the_command_verify_exits_1_on_a_mismatch(wrong_artifact, tiny_artifact, tmp_path, capsys):
     assert main(["verify", str(tiny_artifact)]) == 0
     assert "cpu: agrees with JAX over 10 steps; worst leaf" in capsys.readouterr().out
