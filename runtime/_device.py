@@ -62,17 +62,17 @@ class Device:
         self._semaphore: Any = None
         self._last = 0
         self._held: collections.deque[tuple[int, Any]] = collections.deque()
-        self._lent = 0
+        self._lent: list[None] = []  # one for each; a list, since threads add to it and take from it without a lock
         self._is_closing = False
         self._reads_mapped = memory == "shared" and self._is_quick_to_map()
 
     def lend(self) -> None:
         """Stay open for a buffer that may outlive the session; `take_back` follows when it is gone."""
-        self._lent += 1
+        self._lent.append(None)
 
     def take_back(self) -> None:
         """One buffer that was lent is gone."""
-        self._lent -= 1
+        self._lent.pop()
         if self._is_closing:
             self.close()
 

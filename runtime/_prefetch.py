@@ -8,28 +8,31 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
-from fixstep.runtime._signature import as_array, flatten
-
 _END = object()
 
 
 class Prefetch:
     """Goes through an iterator in a thread of its own, some batches ahead.
 
-    The thread also copies each batch into contiguous numpy arrays by leaf path, so that a step only has to hand them
-    to the device. What the iterator raises is raised in its turn. The iterator is used by that thread alone, and closed
-    there.
+    The thread also prepares each batch, which hands it to the device. What the iterator raises is raised in its turn.
+    The iterator is used by that thread alone, and closed there.
 
     Args:
         batches: the iterator.
         depth: how many batches are made ahead.
+        prepare: makes of a batch what is given out; a copy, because an iterator may use its memory again.
         give_back: called on `close` with the batches that nobody took, in their order.
     """
 
-    def __init__(self, batches: Iterator[Any], depth: int, give_back: Callable[[list[Any]], None]) -> None:
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        depth: int,
+        prepare: Callable[[Any], Any],
+        give_back: Callable[[list[Any]], None],
+    ) -> None:
         self._batches = batches
+        self._prepare = prepare
         self._give_back = give_back
         self._ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue()
         self._room = threading.Semaphore(depth)
@@ -81,21 +84,10 @@ class Prefetch:
                     batch = next(self._batches)
                 except StopIteration:
                     break
-                self._ready.put((_prepared(batch), None))
+                self._ready.put((self._prepare(batch), None))
             close = getattr(self._batches, "close", None)
             if callable(close):
                 close()
         except BaseException as exc:
             last = (None, exc)
         self._ready.put(last)
-
-
-def _prepared(batch: Any) -> Any:
-    """A copy of the batch as contiguous arrays by leaf path; as it is where a leaf is no array: the session says so.
-
-    A copy, because an iterator may fill the same memory again for its next batch.
-    """
-    leaves = {path: as_array(value) for path, value in flatten(batch).items()}
-    if any(isinstance(array, str) for array in leaves.values()):
-        return batch
-    return {path: np.array(array, order="C") for path, array in leaves.items()}

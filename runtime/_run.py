@@ -20,6 +20,7 @@ from fixstep.runtime._events import LoopState
 from fixstep.runtime._filters import Filter
 from fixstep.runtime._position import position_of, take_position
 from fixstep.runtime._prefetch import Prefetch
+from fixstep.runtime._prepared import PreparedBatch
 from fixstep.runtime._signals import StopSignals
 from fixstep.targets.errors import CheckpointError, NonFiniteError
 
@@ -206,7 +207,9 @@ class Run:
         if limits.iterations is not None:
             batches = _limited(batches, max(limits.iterations - state.batch, 0))
         if limits.prefetch:
-            return Prefetch(batches, limits.prefetch, lambda unused: _give_back(self.source, unused))
+            return Prefetch(
+                batches, limits.prefetch, self.session.prepare, lambda unused: _give_back(self.source, unused)
+            )
         return batches
 
     def _step(self, batch: Any) -> None:
@@ -322,7 +325,7 @@ def _give_back(source: Source, batches: list[Any]) -> None:
     """Return batches that were not used to a source that could not make them again."""
     give_back = getattr(source, "give_back", None)
     if callable(give_back):
-        give_back(batches)
+        give_back([batch.batch if isinstance(batch, PreparedBatch) else batch for batch in batches])
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from fixstep import targets
 from fixstep.runtime._artifact import Artifact
 from fixstep.runtime._device import Device, Module, View
 from fixstep.runtime._metrics import Averages, Metric, Metrics
+from fixstep.runtime._prepared import Fitted, PreparedBatch, Taken, copied
 from fixstep.runtime._signature import Array, LeafSpec, check
 from fixstep.runtime._sizes import SIZE
 from fixstep.targets.errors import CheckpointError, DeviceError, TargetError, TemplateError
@@ -37,14 +38,6 @@ class Choice:
     target: str
     device: str
     passed_over: tuple[str, ...]
-
-
-class _Taken(NamedTuple):
-    """A batch on the device: its buffers, and where it may have any size, that and the one it is padded to."""
-
-    views: list[View]
-    size: int | None
-    padded: int | None
 
 
 class Session:
@@ -109,6 +102,27 @@ class Session:
         self.steps += 1
         self._can_roll_back = True
         return self._metrics("step", taken, results)
+
+    def prepare(self, batch: Any) -> PreparedBatch:
+        """Check and copy a batch, and hand it to a GPU; `step` and `evaluate` of this session then take it at once.
+
+        May be called in another thread while a step runs, so that what a batch costs the host and the way to the device
+        take their time beside the step.
+
+        Args:
+            batch: as for `step`; the copy leaves its memory to the caller.
+
+        Raises:
+            TemplateError: as `step`.
+            DeviceError: if the device has no room for it.
+        """
+        if isinstance(batch, PreparedBatch):
+            return batch
+        arrays = copied(batch)
+        fitted = self._fitted(arrays, "batch", self._batch_specs)
+        # What lies in the host's memory is copied into the buffer of the batch before it, when that is done with.
+        views = None if self._device.writes_in_place else self._upload(*self._arguments(fitted))
+        return PreparedBatch(self._device, arrays, fitted, views)
 
     def rollback(self) -> None:
         """Take the last step back: the state, the averages and the count are those before it.
@@ -275,27 +289,39 @@ class Session:
     def _upload(self, arrays: list[Array], specs: tuple[LeafSpec, ...]) -> list[View]:
         return [self._device.upload(array, spec) for array, spec in zip(arrays, specs, strict=True)]
 
-    def _batch(self, batch: Any) -> _Taken:
+    def _batch(self, batch: Any) -> Taken:
         """The batch on the device, in the buffers of the last one of its size where the device allows it."""
-        arrays, size, padded = self._fitted(batch, "batch", self._batch_specs)
-        specs = self._specs("batch", self._batch_specs, padded)
-        if size is not None:
-            arrays, specs = [*arrays, np.asarray(size, np.int32)], (*specs, SIZE)
-        views = self._batch_views.get(padded)
+        if not isinstance(batch, PreparedBatch):
+            fitted = self._fitted(batch, "batch", self._batch_specs)
+        elif not batch.is_for(self._device):
+            raise TemplateError("batch: another session prepared it: let this one prepare it, or pass the arrays")
+        elif batch.taken is not None:
+            return batch.taken
+        else:
+            fitted = batch.fitted
+        arrays, specs = self._arguments(fitted)
+        views = self._batch_views.get(fitted.padded)
         if self._device.writes_in_place and views is not None:
             for view, array, spec in zip(views, arrays, specs, strict=True):
                 self._device.write(view, array, spec)
         else:
-            views = self._batch_views[padded] = self._upload(arrays, specs)
-        return _Taken(views, size, padded)
+            views = self._batch_views[fitted.padded] = self._upload(arrays, specs)
+        return Taken(views, fitted.size, fitted.padded)
 
-    def _fitted(self, tree: Any, role: str, specs: tuple[LeafSpec, ...]) -> tuple[list[Array], int | None, int | None]:
-        """The checked leaves of a batch or inputs; where any size goes, that and the one that they are padded to."""
+    def _arguments(self, fitted: Fitted) -> tuple[list[Array], tuple[LeafSpec, ...]]:
+        """What a function takes of a batch: its leaves and, where it may have any size, that."""
+        specs = self._specs("batch", self._batch_specs, fitted.padded)
+        if fitted.size is None:
+            return fitted.arrays, specs
+        return [*fitted.arrays, np.asarray(fitted.size, np.int32)], (*specs, SIZE)
+
+    def _fitted(self, tree: Any, role: str, specs: tuple[LeafSpec, ...]) -> Fitted:
+        """The checked leaves of a batch or inputs; where any size goes, padded to the next one."""
         if self._sizes is None:
-            return check(tree, specs, role), None, None
+            return Fitted(check(tree, specs, role), None, None)
         arrays, size = self._sizes.fit(tree, role, specs)
         padded = self._sizes.padded(size)
-        return self._sizes.pad(arrays, role, specs, padded), size, padded
+        return Fitted(self._sizes.pad(arrays, role, specs, padded), size, padded)
 
     def _specs(self, role: str, specs: tuple[LeafSpec, ...], padded: int | None) -> tuple[LeafSpec, ...]:
         return specs if self._sizes is None or padded is None else self._sizes.specs(role, specs, padded)
@@ -308,7 +334,7 @@ class Session:
         """The part of a result that is no padding."""
         return () if self._sizes is None or size is None else self._sizes.real(role, path, size)
 
-    def _call(self, function: Averaged, taken: _Taken, *groups: list[View]) -> list[View]:
+    def _call(self, function: Averaged, taken: Taken, *groups: list[View]) -> list[View]:
         """Call a function; its arguments are packed once for each set of buffers, where the device allows it."""
         wanted = len(self._metric_specs[function])
         name = self._compiled(function, taken.padded)
@@ -320,7 +346,7 @@ class Session:
             self._packs[key] = (self._module.pack(*groups), groups)
         return self._module.invoke(name, self._packs[key][0], wanted=wanted)
 
-    def _metrics(self, function: Averaged, taken: _Taken, results: list[View]) -> Metrics:
+    def _metrics(self, function: Averaged, taken: Taken, results: list[View]) -> Metrics:
         role = "metrics" if function == "step" else "evaluation"
         specs = self._specs(role, self._metric_specs[function], taken.padded)
         return Metrics(

@@ -321,3 +321,28 @@ def test_memory_is_flat_over_many_steps(tiny_artifact):
     grown = (pages() - before) * resource.getpagesize()
     # Measured: 0 to 8 KiB; a leak of one byte-sized object a step would show 300 kB and more.
     assert grown < 256 * 1024
+
+
+def test_a_prepared_batch_is_taken_as_it_was(tiny_artifact):
+    prepared, plain = load(tiny_artifact), load(tiny_artifact)
+    memory = tiny_batch(1)
+    batch = prepared.prepare(memory)
+    expected = [
+        float(plain.step(memory)["loss"]),
+        float(plain.evaluate(memory)["loss"]),
+        float(plain.step(memory)["loss"]),
+    ]
+    memory["x"][:] = 0  # the caller's again
+    assert prepared.prepare(batch) is batch
+    got = [
+        float(prepared.step(batch)["loss"]),
+        float(prepared.evaluate(batch)["loss"]),
+        float(prepared.step(batch)["loss"]),
+    ]
+    assert got == expected
+    with pytest.raises(
+        TemplateError, match="batch: another session prepared it: let this one prepare it, or pass the a"
+    ):
+        plain.step(batch)
+    with pytest.raises(TemplateError, match=r"y: expected float32\[8,3\], missing"):
+        prepared.prepare({"x": memory["x"]})

@@ -321,7 +321,7 @@ def test_a_source_that_is_left_early_is_closed_where_it_ran(tiny_artifact):
 
 def test_closing_gives_back_what_was_not_used():
     returned = []
-    ahead = Prefetch(iter([{"x": np.float32(i)} for i in range(5)]), 2, returned.extend)
+    ahead = Prefetch(iter([{"x": np.float32(i)} for i in range(5)]), 2, dict, returned.extend)
     assert float(next(ahead)["x"]) == 0
     end = time.monotonic() + 10
     while ahead._ready.qsize() < 2 and time.monotonic() < end:
@@ -351,7 +351,7 @@ def test_a_second_signal_does_not_wait_for_a_batch(tiny_artifact):
 
 
 def test_an_end_is_an_end_every_time():
-    ahead = Prefetch(iter([]), 1, lambda unused: None)
+    ahead = Prefetch(iter([]), 1, dict, lambda unused: None)
     for _ in range(2):
         with pytest.raises(StopIteration):
             next(ahead)

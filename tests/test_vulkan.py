@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from _suite_cases import CASES
 from conftest import tiny_batch
 
 from fixstep.frontend import Program, compile
-from fixstep.runtime import TargetError, load
+from fixstep.runtime import ArrayData, Loop, TargetError, load
 from fixstep.runtime._device import Device
 from fixstep.runtime._signature import LeafSpec
 from fixstep.targets import parse, vulkan
@@ -148,6 +149,10 @@ unread = load(sys.argv[1], target="vulkan").step(tiny_batch())["loss"]
 assert threads() > closed
 del unread
 assert threads() == closed
+prepared = load(sys.argv[1], target="vulkan").prepare(tiny_batch())
+assert threads() > closed
+del prepared
+assert threads() == closed
 at_the_end = load(sys.argv[1], target="vulkan")
 kept = at_the_end.step(tiny_batch())
 print(value)
@@ -161,6 +166,24 @@ def test_a_device_closes_with_the_last_that_uses_it(artifact):
     done = fresh_process(CLOSED, artifact)
     assert (done.returncode, done.stderr) == (0, "")
     assert float(done.stdout) == float(load(artifact, target="vulkan").step(tiny_batch())["loss"])
+
+
+@needs_device
+def test_batches_go_to_the_device_in_the_thread_that_prefetches(artifact, monkeypatch):
+    data = {name: np.concatenate([tiny_batch(i)[name] for i in range(6)]) for name in tiny_batch()}
+    expected = load(artifact, target="vulkan")
+    Loop(expected).run(ArrayData(data, 8), epochs=2)
+    session, threads = load(artifact, target="vulkan"), []
+    upload = session._upload
+
+    def recorded(arrays, specs):
+        threads.append(threading.current_thread().name)
+        return upload(arrays, specs)
+
+    monkeypatch.setattr(session, "_upload", recorded)
+    Loop(session).run(ArrayData(data, 8), epochs=2, prefetch=2)
+    assert threads == ["fixstep-prefetch"] * 12
+    assert {p: a.tobytes() for p, a in session.state().items()} == {p: a.tobytes() for p, a in expected.state().items()}
 
 
 @needs_device
