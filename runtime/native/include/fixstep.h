@@ -256,6 +256,11 @@ FIXSTEP_API fixstep_status_t fixstep_session_restore_latest(fixstep_session_t* s
                                                             bool* out_found, char** out_position,
                                                             char** out_passed_over, fixstep_error_t** out_error);
 
+// The newest whole checkpoint of a folder, for a program that names it: `out_path` is NULL if the folder holds none, and
+// `out_passed_over` as above. Free both with fixstep_free.
+FIXSTEP_API fixstep_status_t fixstep_checkpoint_latest(const char* folder, char** out_path, char** out_passed_over,
+                                                       fixstep_error_t** out_error);
+
 // Arrays with one row per example, in memory, by leaf path.
 typedef struct fixstep_data_t fixstep_data_t;
 
@@ -272,6 +277,9 @@ FIXSTEP_API void fixstep_data_release(fixstep_data_t* data);
 // Python's ArrayData gives that epoch. On an error the order is what it was.
 FIXSTEP_API fixstep_status_t fixstep_data_shuffle(fixstep_data_t* data, uint64_t seed, uint64_t epoch,
                                                   fixstep_error_t** out_error);
+// Examples in all, and in a batch that is not the short last one.
+FIXSTEP_API size_t fixstep_data_example_count(const fixstep_data_t* data);
+FIXSTEP_API size_t fixstep_data_batch_size(const fixstep_data_t* data);
 // Batches, a short last one only where it is kept.
 FIXSTEP_API size_t fixstep_data_batch_count(const fixstep_data_t* data);
 // Examples that do not fill a batch.

@@ -128,6 +128,8 @@ class Data {
   void shuffle(std::uint64_t seed, std::uint64_t epoch) {
     detail::call(fixstep_data_shuffle, handle_.get(), seed, epoch);
   }
+  std::size_t example_count() const { return fixstep_data_example_count(handle_.get()); }
+  std::size_t batch_size() const { return fixstep_data_batch_size(handle_.get()); }
   std::size_t batch_count() const { return fixstep_data_batch_count(handle_.get()); }
   std::size_t left_out() const { return fixstep_data_left_out(handle_.get()); }
   // The tensors of a batch, [size()], until the next call; null beyond the last one.
@@ -139,6 +141,13 @@ class Data {
   detail::Handle<fixstep_data_t, fixstep_data_release> handle_;
   std::size_t count_;
 };
+
+// The path of the newest whole checkpoint of a folder, or nothing if it holds none.
+inline std::optional<std::string> latest_checkpoint(const std::string& folder) {
+  char* path = nullptr;
+  detail::call(fixstep_checkpoint_latest, folder.c_str(), &path, static_cast<char**>(nullptr));
+  return path ? std::optional<std::string>(detail::take_text(path)) : std::nullopt;
+}
 
 // A session keeps its artifact alive.
 class Session {

@@ -30,9 +30,6 @@ void fx_checkpoint_release(checkpoint_t* checkpoint);
 // Adds the difference of two templates by leaf path, one line a leaf, each after a line break.
 void fx_text_add_mismatch(text_t* text, const leaf_list_t* expected, const leaf_list_t* got);
 
-// The newest checkpoint of a folder that is whole; `out_path` is NULL if there is none at all. `notes` gets one line
-// for each newer one that was passed over.
-status_t fx_checkpoint_latest(const char* folder, char** out_path, text_t* notes, fixstep_error_t** out_error);
 // Removes checkpoints that are older than the newest `keep` whole ones, of which `last` is one.
 status_t fx_checkpoint_prune(const char* folder, uint64_t last, size_t keep, fixstep_error_t** out_error);
 

@@ -311,6 +311,10 @@ fixstep_status_t fixstep_data_shuffle(fixstep_data_t* data, uint64_t seed, uint6
   return status;
 }
 
+size_t fixstep_data_example_count(const fixstep_data_t* data) { return data->examples; }
+
+size_t fixstep_data_batch_size(const fixstep_data_t* data) { return data->batch_size; }
+
 size_t fixstep_data_batch_count(const fixstep_data_t* data) {
   size_t short_ones = data->keep_last && data->examples % data->batch_size;
   return data->examples / data->batch_size + short_ones;

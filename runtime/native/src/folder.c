@@ -91,21 +91,29 @@ static bool is_whole(const char* path, text_t* notes) {
   return whole;
 }
 
-status_t fx_checkpoint_latest(const char* folder, char** out_path, text_t* notes, fixstep_error_t** out_error) {
+fixstep_status_t fixstep_checkpoint_latest(const char* folder, char** out_path, char** out_passed_over,
+                                           fixstep_error_t** out_error) {
   *out_path = NULL;
+  if (out_passed_over) *out_passed_over = NULL;
+  if (out_error) *out_error = NULL;
+  text_t notes = {0};
   files_t files;
   status_t status = list_files(folder, &files, out_error);
   for (size_t i = 0; i < files.count && !*out_path; ++i) {
-    if (!is_whole(files.items[i].path, notes)) continue;
+    if (!is_whole(files.items[i].path, &notes)) continue;
     *out_path = files.items[i].path;
     files.items[i].path = NULL;
   }
   // So that nobody starts anew by accident.
   if (files.count && !*out_path) {
     status = fx_fail(out_error, FIXSTEP_CHECKPOINT_ERROR, "%s: no checkpoint in the folder can be read:%s", folder,
-                     notes->data ? notes->data : "");
+                     notes.data ? notes.data : "");
+  }
+  if (*out_path && out_passed_over && notes.length) {
+    *out_passed_over = fx_copy_text(notes.data + 1, notes.length - 1);
   }
   files_release(&files);
+  fx_text_release(&notes);
   return status;
 }
 

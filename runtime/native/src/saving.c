@@ -238,20 +238,16 @@ fixstep_status_t fixstep_session_restore_latest(fixstep_session_t* session, cons
                                                 char** out_position, char** out_passed_over,
                                                 fixstep_error_t** out_error) {
   *out_found = false;
-  if (out_error) *out_error = NULL;
   if (out_position) *out_position = NULL;
-  if (out_passed_over) *out_passed_over = NULL;
-  char* path = NULL;
-  text_t notes = {0};
-  status_t status = fx_checkpoint_latest(folder, &path, &notes, out_error);
+  char *path = NULL, *passed_over = NULL;
+  status_t status = fixstep_checkpoint_latest(folder, &path, &passed_over, out_error);
   if (status == FIXSTEP_OK && path) {
     status = fixstep_session_restore(session, path, out_position, out_error);
     *out_found = status == FIXSTEP_OK;
   }
-  if (status == FIXSTEP_OK && out_passed_over && notes.length) {
-    *out_passed_over = fx_copy_text(notes.data + 1, notes.length - 1);
-  }
+  bool gives = out_passed_over && status == FIXSTEP_OK;
+  if (out_passed_over) *out_passed_over = gives ? passed_over : NULL;
+  if (!gives) free(passed_over);
   free(path);
-  fx_text_release(&notes);
   return status;
 }

@@ -8,6 +8,7 @@
 
 #include "fixstep.h"
 #include "fixstep_backend.h"
+#include "position.h"
 
 #ifdef FIXSTEP_TRAIN_BACKEND
 // The tests build this program once more, on a backend of theirs.
@@ -44,13 +45,15 @@ typedef struct options_t {
   fixstep_session_options_t session;
 } options_t;
 
-// All that is open, and the error that ended the run.
+// All that is open, where the run stands, and the error that ended it.
 typedef struct run_t {
   fixstep_artifact_t* artifact;
   fixstep_session_t* session;
   fixstep_data_t* data;
   fixstep_data_t* validation;
-  fixstep_error_t* error;
+  position_t position;
+  fixstep_error_t* error;  // of the library, or
+  char* message;           // of this program
 } run_t;
 
 static bool parse_number(const char* text, unsigned long long* out_number) {
@@ -90,28 +93,64 @@ static bool parse(int count, char** words, options_t* options) {
   return good && options->artifact && options->data;
 }
 
-static void print_averages(const run_t* run, const char* function) {
-  fixstep_leaves_t metrics = fixstep_artifact_leaves(run->artifact, function, "metrics");
-  for (size_t i = 0; i < metrics.count; ++i) {
-    double value;
-    if (fixstep_session_read_average(run->session, function, metrics.data[i].path, &value, NULL) == FIXSTEP_OK) {
-      printf("  %s %.6g", metrics.data[i].path, value);
-    }
+// The metric that a sum is of; NULL for what sums are divided by.
+static const char* metric_of(const char* path) {
+  static const char* const words[] = {"sum/", "logsum/", "total/"};
+  for (size_t i = 0; i < sizeof(words) / sizeof(*words); ++i) {
+    size_t length = strlen(words[i]);
+    if (strncmp(path, words[i], length) == 0) return path + length;
   }
+  return NULL;
 }
 
-// One epoch, without its first batches where a checkpoint has them behind it.
-static fixstep_status_t train(const options_t* options, run_t* run, unsigned long long epoch, size_t first) {
-  size_t leaves = fixstep_artifact_leaves(run->artifact, "step", "batch").count;
+// The averages of a function in place of those in `texts`.
+static fixstep_status_t read_averages(run_t* run, const char* function, json_t* texts) {
+  fixstep_leaves_t sums = fixstep_artifact_leaves(run->artifact, function, "accumulators");
   fixstep_status_t status = FIXSTEP_OK;
-  if (!first) status = fixstep_session_reset_averages(run->session, "step", &run->error);
-  if (status == FIXSTEP_OK && !options->in_order) {
-    status = fixstep_data_shuffle(run->data, options->seed, epoch, &run->error);
-  }
-  for (size_t i = first; i < fixstep_data_batch_count(run->data) && status == FIXSTEP_OK; ++i) {
-    status = fixstep_session_step(run->session, fixstep_data_batch(run->data, i), leaves, &run->error);
+  json_object_clear(texts);
+  for (size_t i = 0; i < sums.count && status == FIXSTEP_OK; ++i) {
+    const char* metric = metric_of(sums.data[i].path);
+    double value;
+    if (!metric) continue;
+    status = fixstep_session_read_average(run->session, function, metric, &value, &run->error);
+    if (status == FIXSTEP_INVALID_ARGUMENT) {  // no single number: a confusion matrix
+      fixstep_error_release(run->error);
+      run->error = NULL;
+      status = FIXSTEP_OK;
+    } else if (status == FIXSTEP_OK && !position_add_number(texts, metric, value)) {
+      status = FIXSTEP_OUT_OF_MEMORY;
+    }
   }
   return status;
+}
+
+static void print_averages(json_t* texts) {
+  const char* metric;
+  json_t* text;
+  json_object_foreach(texts, metric, text) { printf("  %s %.6g", metric, strtod(json_string_value(text), NULL)); }
+}
+
+// What an epoch still has: all of it, or the batches that a checkpoint has not behind it.
+static fixstep_status_t train(const options_t* options, run_t* run) {
+  position_t* position = &run->position;
+  size_t leaves = fixstep_artifact_leaves(run->artifact, "step", "batch").count;
+  fixstep_status_t status = FIXSTEP_OK;
+  if (!position->batch) status = fixstep_session_reset_averages(run->session, "step", &run->error);
+  if (status == FIXSTEP_OK && !options->in_order) {
+    status = fixstep_data_shuffle(run->data, options->seed, position->epoch, &run->error);
+  }
+  while (status == FIXSTEP_OK && !position->halting && position->batch < fixstep_data_batch_count(run->data)) {
+    const fixstep_tensor_t* batch = fixstep_data_batch(run->data, (size_t)position->batch);
+    status = fixstep_session_step(run->session, batch, leaves, &run->error);
+    position->batch += 1;
+    position->iteration += 1;
+    position->skipped_in_a_row = 0;
+  }
+  if (status != FIXSTEP_OK) return status;
+  // Python may have skipped all there was; then there is nothing to average.
+  if (position->batch > position->skipped_in_epoch) return read_averages(run, "step", position->averages);
+  json_object_clear(position->averages);
+  return FIXSTEP_OK;
 }
 
 static fixstep_status_t validate(run_t* run) {
@@ -120,7 +159,9 @@ static fixstep_status_t validate(run_t* run) {
   for (size_t i = 0; i < fixstep_data_batch_count(run->validation) && status == FIXSTEP_OK; ++i) {
     status = fixstep_session_evaluate(run->session, fixstep_data_batch(run->validation, i), leaves, &run->error);
   }
-  return status;
+  run->position.validations += 1;
+  run->position.validated_at = (int64_t)fixstep_session_steps(run->session);
+  return status == FIXSTEP_OK ? read_averages(run, "evaluate", run->position.validation) : status;
 }
 
 static fixstep_status_t open_data(const options_t* options, run_t* run, const char* path, const char* function,
@@ -131,7 +172,14 @@ static fixstep_status_t open_data(const options_t* options, run_t* run, const ch
     return fixstep_data_open(path, leaves, out_data, &run->error);
   }
   size_t batch_size = options->batch_size ? (size_t)options->batch_size : (size_t)high;
-  return fixstep_data_open_batches(path, leaves, batch_size, low == 1 && multiple == 1, out_data, &run->error);
+  fixstep_status_t status =
+      fixstep_data_open_batches(path, leaves, batch_size, /*keep_last=*/true, out_data, &run->error);
+  if (status != FIXSTEP_OK) return status;
+  int64_t rest = (int64_t)(fixstep_data_example_count(*out_data) % batch_size);
+  if (!rest || (rest >= low && rest % multiple == 0)) return FIXSTEP_OK;
+  // Only the file says how short the last batch is. Where the artifact does not take it, it is left out.
+  fixstep_data_release(*out_data);
+  return fixstep_data_open_batches(path, leaves, batch_size, /*keep_last=*/false, out_data, &run->error);
 }
 
 static fixstep_status_t open_all(const options_t* options, run_t* run) {
@@ -149,46 +197,83 @@ static fixstep_status_t open_all(const options_t* options, run_t* run) {
   return status;
 }
 
-// Takes up the newest checkpoint, also one of `fixstep run` with the same data and seed. `out_done`: the epochs that
-// the run has behind it; `out_first`: the batches of the next one.
-static fixstep_status_t resume(const options_t* options, run_t* run, unsigned long long* out_done, size_t* out_first) {
-  bool found = false;
-  char* passed_over = NULL;
-  *out_done = 0;
-  *out_first = 0;
-  if (!options->folder) return FIXSTEP_OK;
-  fixstep_status_t status =
-      fixstep_session_restore_latest(run->session, options->folder, &found, NULL, &passed_over, &run->error);
-  if (passed_over) fprintf(stderr, "passed over:\n%s\n", passed_over);
-  fixstep_free(passed_over);
-  if (found) {
-    *out_done = fixstep_session_steps(run->session) / fixstep_data_batch_count(run->data);
-    *out_first = (size_t)(fixstep_session_steps(run->session) % fixstep_data_batch_count(run->data));
-    printf("resumed after %llu steps\n", (unsigned long long)fixstep_session_steps(run->session));
-  }
+static order_t order_of(const options_t* options, const run_t* run) {
+  size_t examples = fixstep_data_example_count(run->data), batch_size = fixstep_data_batch_size(run->data);
+  return (order_t){
+      .examples = examples,
+      .batch_size = batch_size,
+      .shuffle = !options->in_order,
+      .seed = options->seed,
+      .drop_last = fixstep_data_batch_count(run->data) == examples / batch_size,
+  };
+}
+
+// Goes on where the checkpoint at `path` stands.
+static fixstep_status_t take_up(const options_t* options, run_t* run, const char* path) {
+  char* text = NULL;
+  fixstep_status_t status = fixstep_session_restore(run->session, path, &text, &run->error);
+  if (status != FIXSTEP_OK) return status;
+  // A checkpoint without a position was saved by hand; its steps tell.
+  uint64_t steps = fixstep_session_steps(run->session), batches = fixstep_data_batch_count(run->data);
+  run->position.epoch = steps / batches + 1;
+  run->position.batch = steps % batches;
+  run->position.iteration = steps;
+  order_t order = order_of(options, run);
+  status = position_take(&run->position, path, text, &order, &run->message);
+  fixstep_free(text);
+  if (status == FIXSTEP_OK) printf("resumed after %llu steps\n", (unsigned long long)steps);
   return status;
 }
 
-static fixstep_status_t run_epochs(const options_t* options, run_t* run) {
-  unsigned long long done;
-  size_t first;
-  fixstep_status_t status = resume(options, run, &done, &first);
-  for (unsigned long long epoch = done + 1; epoch <= options->epochs && status == FIXSTEP_OK; ++epoch) {
-    status = train(options, run, epoch, first);
-    first = 0;
-    if (status == FIXSTEP_OK && run->validation) status = validate(run);
-    if (status == FIXSTEP_OK && options->folder) {
-      status = fixstep_session_save_in(run->session, options->folder, options->keep, NULL, &run->error);
-    }
-    if (status != FIXSTEP_OK) break;
-    printf("epoch %llu", epoch);
-    print_averages(run, "step");
-    if (run->validation) printf("  validation:");
-    if (run->validation) print_averages(run, "evaluate");
-    printf("\n");
-    fflush(stdout);
-  }
+// Takes up the newest checkpoint, also one of `fixstep run` with the same data and seed.
+static fixstep_status_t resume(const options_t* options, run_t* run) {
+  char *path = NULL, *passed_over = NULL;
+  if (!options->folder) return FIXSTEP_OK;
+  fixstep_status_t status = fixstep_checkpoint_latest(options->folder, &path, &passed_over, &run->error);
+  if (passed_over) fprintf(stderr, "passed over:\n%s\n", passed_over);
+  if (path) status = take_up(options, run, path);
+  fixstep_free(passed_over);
+  fixstep_free(path);
   return status;
+}
+
+// Saves as Python does at an epoch's end.
+static fixstep_status_t save(const options_t* options, run_t* run) {
+  order_t order = order_of(options, run);
+  char* text = position_text(&run->position, &order);
+  fixstep_status_t status = text ? FIXSTEP_OK : FIXSTEP_OUT_OF_MEMORY;
+  if (text) status = fixstep_session_save_in(run->session, options->folder, options->keep, text, &run->error);
+  free(text);
+  return status;
+}
+
+static fixstep_status_t run_epoch(const options_t* options, run_t* run) {
+  unsigned long long epoch = run->position.epoch;
+  bool validates = run->validation && !run->position.halting;
+  fixstep_status_t status = train(options, run);
+  if (status == FIXSTEP_OK && validates) status = validate(run);
+  if (status == FIXSTEP_OK) status = fixstep_session_reset_averages(run->session, "step", &run->error);
+  position_end_epoch(&run->position);
+  if (status == FIXSTEP_OK && options->folder) status = save(options, run);
+  if (status != FIXSTEP_OK) return status;
+  printf("epoch %llu", epoch);
+  print_averages(run->position.averages);
+  if (validates) printf("  validation:");
+  if (validates) print_averages(run->position.validation);
+  printf("\n");
+  fflush(stdout);
+  return FIXSTEP_OK;
+}
+
+static fixstep_status_t run_epochs(const options_t* options, run_t* run) {
+  fixstep_status_t status = position_start(&run->position) ? resume(options, run) : FIXSTEP_OUT_OF_MEMORY;
+  while (status == FIXSTEP_OK && run->position.epoch <= options->epochs) status = run_epoch(options, run);
+  return status;
+}
+
+static void print_error(const run_t* run) {
+  const char* message = run->message ? run->message : fixstep_error_message(run->error);
+  fprintf(stderr, "fixstep-train: %s\n", *message ? message : "the host has no memory");
 }
 
 int main(int count, char** words) {
@@ -208,8 +293,10 @@ int main(int count, char** words) {
     printf("\n");
     status = run_epochs(&options, &run);
   }
-  if (status != FIXSTEP_OK) fprintf(stderr, "fixstep-train: %s\n", fixstep_error_message(run.error));
+  if (status != FIXSTEP_OK) print_error(&run);
+  free(run.message);
   fixstep_error_release(run.error);
+  position_release(&run.position);
   fixstep_session_release(run.session);
   fixstep_data_release(run.validation);
   fixstep_data_release(run.data);
