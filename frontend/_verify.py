@@ -101,13 +101,21 @@ class Verification:
         failed = [leaf for leaf in self.leaves if not leaf.passed]
         if not failed:
             worst = f"; worst leaf {_line(self.leaves[0])}" if self.leaves else ""
-            return f"{self.target}: agrees with JAX over {self.steps} steps{worst}"
+            return f"{self.target}: agrees with JAX over {self.steps} steps{worst}{self._unjudged()}"
         shown = [f"  {_line(leaf)}" for leaf in failed[:20]]
         if len(failed) > 20:
             shown.append(f"  … and {len(failed) - 20} more")
         return "\n".join(
             [f"{self.target}: does not compute what JAX computes ({len(failed)} of {len(self.leaves)} leaves):", *shown]
         )
+
+    def _unjudged(self) -> str:
+        paths = [leaf.path for leaf in self.leaves if leaf.bound == float("inf")]
+        if not paths:
+            return ""
+        more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+        why = "JAX's own numbers come or cease to be infinite or NaN when the start moves by one unit in the last place"
+        return f"\n  not judged, since {why}: {', '.join(paths[:5])}{more}"
 
 
 def _line(leaf: LeafResult) -> str:

@@ -264,6 +264,16 @@ def test_a_leaf_that_holds_infinities_is_compared(tmp_path):
     assert all(np.isfinite(bound) for bound in bounds.values())
 
 
+def test_what_cannot_be_judged_is_said(tmp_path):
+    """The metric is finite or not by the last bit of the state."""
+    step = lambda s, b: (s, {"loss": jnp.log(s["w"].sum() - jnp.float32(4)), "sum": b["x"].sum()})  # noqa: E731
+    compiled = compile(program(step), tmp_path / "a.fixstep", targets=["cpu"])
+    said = compiled.verifications[0].describe()
+    assert "\n  not judged, since JAX's own numbers come or cease to be infinite or NaN when the start moves by" in said
+    assert "metrics of step 1/loss" in said
+    assert "sum" not in said.partition("not judged")[2]
+
+
 def test_the_command_verify_exits_1_on_a_mismatch(wrong_artifact, tiny_artifact, tmp_path, capsys):
     assert main(["verify", str(tiny_artifact)]) == 0
     assert "cpu: agrees with JAX over 10 steps; worst leaf" in capsys.readouterr().out
