@@ -10,13 +10,15 @@ from pathlib import Path
 import iree.runtime
 import numpy as np
 import pytest
+from _container import container, pairs
 from conftest import tiny_batch
 
 from fixstep.runtime import ArrayData, Loop, load
 from fixstep.runtime._artifact import Artifact
 from fixstep.runtime._checkpoint import read_checkpoint
 from fixstep.runtime._npz import load_npz
-from fixstep.targets.errors import FixstepError
+from fixstep.targets import cuda, vulkan
+from fixstep.targets.errors import FixstepError, TargetError
 
 ROOT = Path(__file__).parent.parent
 CORPUS = ROOT / "runtime/native/tests/corpus"
@@ -384,6 +386,71 @@ def test_vulkan_takes_the_same_steps(sanitized, tiny_program, batch_files, tmp_p
     assert (tmp_path / "c").read_bytes() == (tmp_path / "python").read_bytes()
 
 
+# What a machine may have: devices of Vulkan and of CUDA, each a name and what IREE prints of it.
+FEATURES = "features: storageBuffer8BitAccess=yes storageBuffer16BitAccess=yes shaderInt8=yes shaderFloat16=yes"
+PROGRAM = ("llvmpipe (LLVM)", f"type: cpu {FEATURES}")
+OLD_GPU = ("GeForce 600", "type: discrete-gpu features: storageBuffer16BitAccess=yes shaderInt8=no")
+NEW_GPU = ("Radeon 7900", f"type: discrete-gpu {FEATURES}")
+TURING, HOPPER = ("Tesla T4", "gpu-compute-capability: 7.5"), ("H200", "gpu-compute-capability: 9.0")
+MACHINES = {
+    "no driver": {},
+    "a program": {"vulkan": [PROGRAM]},
+    "an old GPU beside it": {"vulkan": [PROGRAM, OLD_GPU]},
+    "old GPUs": {"vulkan": [OLD_GPU, OLD_GPU], "cuda": [TURING]},
+    "new ones beside others": {"vulkan": [PROGRAM, OLD_GPU, NEW_GPU], "cuda": [TURING, HOPPER]},
+}
+REQUIREMENTS = {
+    "bytes": {"types": ["f16", "f32", "i8"], "longest_loop": 65_535},
+    "a long sum": {"types": ["f32"], "longest_loop": 65_536},
+}
+
+
+@pytest.mark.parametrize("required", REQUIREMENTS)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_targets_and_devices_are_chosen_as_python_chooses_them(
+    sanitized, tiny_artifact, tmp_path, monkeypatch, machine, required
+):
+    # Drivers list devices that are made up, and none of them opens, so that all are tried until the CPU's turn comes.
+    for module, made in ((vulkan, _vulkan_device), (cuda, _cuda_device)):
+        family = module.__name__.rpartition(".")[2]
+        found = tuple(made(i, *device) for i, device in enumerate(MACHINES[machine].get(family, ())))
+        monkeypatch.setattr(module, "_devices", lambda f=family, d=found: d or f"the tests' backend has no driver of {f}")
+        monkeypatch.setattr(module, "opened", _does_not_open)
+    lines = [f"{family}|{name}|{said}" for family, found in MACHINES[machine].items() for name, said in found]
+    artifact = Artifact.open(tiny_artifact)
+    requires = {"cpu": {}, "vulkan": REQUIREMENTS[required], "cuda": {"compute_capability": 80}}
+    targets = [
+        {**artifact.manifest["targets"][0], "text": text, "requires": requires[text.partition(":")[0]]}
+        for text in ("cpu", "vulkan", "cpu:host", "cuda:sm_80", "vulkan:rdna3", "cuda")
+    ]
+    members = {name: artifact.member(name) for name in artifact.manifest["members"]}
+    path = tmp_path / "made-up"
+    path.write_bytes(container(pairs({**artifact.manifest, "targets": targets}, members)))
+    tool = sanitized / "runtime/native/tests/session_tool"
+    for device in (None, "0", "01", "7", "LL", "geF", "none 'such'"):
+        for target in (None, "vulkan", "cuda"):
+            command = f"open|1|{target or ''}{'' if device is None else f'|{device}'}"
+            out = _run(tool, RUN_MODULE, path, command, "target", FIXSTEP_TEST_DEVICES="\n".join(lines))
+            try:
+                choice = load(path, target=target, device=device).choice
+                expected = "\n".join(["ok", "--", choice.target, *choice.passed_over, "--", ""])
+            except FixstepError as exc:
+                expected = f"error 6 {exc}\n--\n".replace("\n  ", "\n")
+            assert out == expected, command
+
+
+def _vulkan_device(index: int, name: str, said: str) -> vulkan._Device:
+    return vulkan._Device(index, index, name, "type: cpu" in said, frozenset(re.findall(r"(\w+)=yes", said)))
+
+
+def _cuda_device(index: int, name: str, said: str) -> cuda._Gpu:
+    return cuda._Gpu(index, index, name, round(10 * float(said.rpartition(" ")[2])))
+
+
+def _does_not_open(family: str, device_id: int) -> None:
+    raise TargetError(f"device {device_id} of {family} does not open")
+
+
 def test_a_failed_step_leaves_the_state_as_it_was(native, batch_files, tmp_path):
     # The third call fails: init and one step succeed before it.
     script = tmp_path / "run-module"
@@ -494,6 +561,143 @@ def test_fixstep_train_learns_the_digits_as_python_does_and_resumes(plain, digit
     assert {path: leaf.tobytes() for path, leaf in session.state().items()} == {
         path: leaf.tobytes() for path, leaf in state.items()
     }
+
+
+@pytest.fixture
+def both(sanitized, tmp_path):
+    """Train with C, and with Python: each takes options and gives what it printed; and the folder where both run."""
+
+    def train(*options: str, artifact: Path) -> str:
+        command = [sanitized / "runtime/native/tests/train_on_run_module", artifact, "--data", "train.npz", *options]
+        return _output(*command, cwd=tmp_path, IREE_RUN_MODULE=str(RUN_MODULE))
+
+    def run(*options: str, artifact: Path) -> str:
+        command = [Path(sys.executable).parent / "fixstep", "run", artifact, "--data", "train.npz", *options]
+        return _output(*command, cwd=tmp_path)
+
+    return train, run, tmp_path
+
+
+def _output(*command: str | Path, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, cwd=cwd, env={**os.environ, **environment}
+    )
+    assert done.returncode in (0, 2), f"{command}\n{done.stdout}\n{done.stderr}"
+    printed = done.stdout + done.stderr
+    return printed if done.returncode == 0 else "refused: " + re.sub("^fixstep(: error|-train): ", "", done.stderr)
+
+
+def _save_examples(path: Path, count: int, *, outputs: tuple[int, ...] = (3,), bad: int | None = None) -> None:
+    rng = np.random.default_rng(count)
+    x, y = rng.standard_normal((count, 4)), rng.standard_normal((count, *outputs))
+    if bad is not None:
+        x[bad] = np.nan
+    np.savez(path, x=x.astype(np.float32), y=y.astype(np.float32))
+
+
+def _held(checkpoint: Path) -> tuple[dict[str, bytes], dict[str, object]]:
+    """The state and the position of a checkpoint, without the states of Python's handlers."""
+    read = read_checkpoint(checkpoint)
+    caller = {key: value for key, value in read.position["caller"].items() if key != "handlers"}
+    return {path: leaf.tobytes() for path, leaf in read.leaves.items()}, {**read.position, "caller": caller}
+
+
+@pytest.mark.parametrize("name", ["tiny", "any"])
+def test_a_run_goes_from_program_to_program(both, tiny_artifact, any_size, name):
+    train, run, folder = both
+    artifact, outputs = {"tiny": (tiny_artifact, (3,)), "any": (any_size, ())}[name]
+    # Of the artifact for any size the short last batch trains too; 37 and 19 examples have one of 5 and of 3.
+    _save_examples(folder / "train.npz", 37, outputs=outputs)
+    _save_examples(folder / "test.npz", 19, outputs=outputs)
+    options = ("--validate", "test.npz", "--seed", str(2**64 - 1), "--checkpoint-dir")
+    train(*options, "mixed", "--epochs", "1", artifact=artifact)
+    assert "  validation: loss " in run(*options, "mixed", "--epochs", "2", "--resume", artifact=artifact)
+    last = train(*options, "mixed", "--epochs", "3", artifact=artifact)
+    whole = train(*options, "c", "--epochs", "3", artifact=artifact)
+    run(*options, "python", "--epochs", "3", artifact=artifact)
+    assert last.splitlines()[2:] == whole.splitlines()[3:]
+    newest = max((folder / "c").iterdir()).name
+    assert newest == {"tiny": "step-00000012.safetensors", "any": "step-00000009.safetensors"}[name]
+    assert _held(folder / "mixed" / newest) == _held(folder / "python" / newest)
+    assert (folder / "mixed" / newest).read_bytes() == (folder / "c" / newest).read_bytes()
+
+
+def test_c_goes_on_after_batches_that_python_skipped(both, tiny_artifact):
+    train, run, folder = both
+    _save_examples(folder / "train.npz", 48, bad=8)  # its second batch
+    options = ("--no-shuffle", "--epochs", "2", "--checkpoint-dir")
+    skip = ("--watch", "loss", "--on-nonfinite", "skip")
+    run(*options, "python", *skip, artifact=tiny_artifact)
+    run(*options, "mixed", *skip, "--max-steps", "7", "--early-stop", "loss", artifact=tiny_artifact)
+    printed = train(*options, "mixed", artifact=tiny_artifact)
+    assert "resumed after 7 steps" in printed
+    assert printed.endswith("\nfixstep-train: the checkpoint's state of EarlyStop is dropped: no such handler\n")
+    newest = "step-00000010.safetensors"
+    held = _held(folder / "mixed" / newest)
+    assert held == _held(folder / "python" / newest)
+    assert held[1]["caller"]["iteration"] == 12
+    assert held[1]["caller"]["skipped"] == 2
+
+
+def test_c_refuses_other_data_as_python_does(both, any_size):
+    train, run, folder = both
+    _save_examples(folder / "train.npz", 32, outputs=())
+    options = ("--epochs", "2", "--checkpoint-dir", "a")
+    train(*options[2:], artifact=any_size)
+    before = [path.read_bytes() for path in (folder / "a").iterdir()]
+    refusals = [train(*options, *more, artifact=any_size) for more in (["--seed", "5"], ["--batch-size", "8"])]
+    assert refusals[0] == (
+        "refused: the data is not that of the checkpoint, so the run would not be the same:\n"
+        "  seed: expected 0, got 5\n"
+        "Resume a/step-00000002.safetensors with the data that the run began with.\n"
+    )
+    assert "\n  batch_size: expected 16, got 8\n" in refusals[1]
+    _save_examples(folder / "train.npz", 37, outputs=())
+    refusals.append(train(*options, "--no-shuffle", artifact=any_size))
+    assert refusals[2] == run(*options, "--no-shuffle", "--resume", artifact=any_size)
+    for line in ("drop_last: expected True, got False", "examples: expected 32, got 37", "shuffle: expected True"):
+        assert f"\n  {line}" in refusals[2]
+    assert [path.read_bytes() for path in (folder / "a").iterdir()] == before
+
+
+ABSENT = object()
+ODD = [
+    ("epoch", ABSENT, "expected an integer from 1, got nothing"),
+    ("epoch", 0, "expected an integer from 1, got 0"),
+    ("batch", "1", 'expected an integer from 0, got "1"'),
+    ("batch", 5, "expected no more than an epoch has, got 5"),
+    ("iteration", 2**63, "expected an integer from 0, got"),
+    ("skipped", -1, "expected an integer from 0, got -1"),
+    ("skipped_in_epoch", 1.5, "expected an integer from 0, got 1.5"),
+    ("skipped_in_a_row", None, "expected an integer from 0, got null"),
+    ("validated_at", -2, "expected an integer from -1, got -2"),
+    ("halting", 1, "expected true or false, got 1"),
+    ("begun", {}, "expected true or false, got {}"),
+    ("averages", [], "expected an object, got []"),
+    ("averages", {"loss": 1}, 'expected texts such as 0x1.8000000000000p+1, got {"loss":1}'),
+    ("validation", {"loss": "0x1." + 9999 * "0"}, "expected texts such as"),
+    ("data", "é" * 99, "expected an object, got"),
+    ("handlers", [[]], "expected an object, got [[]]"),
+]
+
+
+def test_c_refuses_an_odd_position(both, tiny_artifact):
+    train, _, folder = both
+    _save_examples(folder / "train.npz", 32)
+    train("--checkpoint-dir", "good", artifact=tiny_artifact)
+    session = load(tiny_artifact)
+    position = session.restore(folder / "good" / "step-00000004.safetensors")
+    (folder / "odd").mkdir()
+    for key, value, message in ODD:
+        changed = {**position, key: value}
+        session.save(
+            folder / "odd/step-00000004.safetensors",
+            position={key: value for key, value in changed.items() if value is not ABSENT},
+        )
+        got = train("--checkpoint-dir", "odd", "--epochs", "2", artifact=tiny_artifact)
+        start = "refused: odd/step-00000004.safetensors: holds no position of a loop: "
+        assert got.startswith(f"{start}{key}: {message}"), got
+        assert got.endswith(". Move it elsewhere to go on from the checkpoint before it, or choose another folder.\n")
 
 
 @pytest.mark.parametrize("name", ["no.npz", "x.npz", "short.npz", "fortran.npz", "objects.npz", "text.npz"])

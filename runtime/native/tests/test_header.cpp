@@ -26,6 +26,7 @@ int main(int count, char** words) {
   } catch (const fixstep::Error& error) {
     good = good && error.status() == FIXSTEP_TARGET_ERROR;
   }
+  good = good && !fixstep::latest_checkpoint("/nowhere");
   const std::vector<std::int64_t> shape = {2, 3};
   const std::vector<float> values(6);
   const fixstep_tensor_t tensor = fixstep::tensor("x", shape, values.data());
