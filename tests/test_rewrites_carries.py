@@ -172,6 +172,20 @@ def loops_of_one_start(v, w):
     )
 
 
+def begun_with_constants(v, w):
+    """What is made of one carry's end and of another's beginning does not run before the loop."""
+    made = jnp.sin(v)
+
+    def turn(carries):
+        v, order, scale, _ = carries
+        return v * 0.5 + 1, order[::-1], scale * 0.5 + 1, v * scale
+
+    v, order, scale, last = while_loop(
+        lambda c: c[0].sum() < 7, turn, (made, jnp.arange(4) * 2, jnp.float32(1) / 3, jnp.arange(4) / 7)
+    )
+    return made[order % 4] * scale, (v + made)[order % 4], last
+
+
 UNREAD = [
     an_unread_carry,
     read_by_the_condition_alone,
@@ -182,6 +196,7 @@ UNREAD = [
     one_in_another,
     the_last_sum_of_a_scan,
     loops_of_one_start,
+    begun_with_constants,
 ]
 
 

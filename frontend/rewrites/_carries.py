@@ -1,13 +1,15 @@
-"""Keeps each carry of a loop a carry.
+"""Keeps what goes into a loop and what comes out of it the same, and apart from what stands around it.
 
-Stands against a fault of IREE 3.13: where it hoists something out of a loop, it tests the condition before the first
+Stands against two faults of IREE 3.13. Where it hoists something out of a loop, it tests the condition before the first
 turn and then at the end of each. A carry that no turn reads is then dropped from what goes in, and one that every turn
 gives the same value, or the same value as another, from what comes out; but when the loop is handed to the device, both
-are taken to have the types of what goes in. The compiler ends with a signal, or refuses what it made itself.
+are taken to have the types of what goes in. The compiler ends with a signal, or refuses what it made itself. So such a
+carry gets its new value where the loop's condition holds, and else the old one. A turn is taken only where it holds,
+which the compiler does not know.
 
-So such a carry gets its new value where the loop's condition holds, and else the old one. A turn is taken only where it
-holds, which the compiler does not know. (A barrier would do too, but IREE frees what comes out of one, which may be a
-part of another buffer.)
+And it takes what comes out of a loop for a constant where a carry begins as one, does not see that such a result waits
+for anything, and puts what made another carry and what uses the result into one piece ("circular dependency: input
+operation uses partition output"). So a carry begins as a copy of the constant, which the compiler takes for computed.
 """
 
 from __future__ import annotations
@@ -17,20 +19,41 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from fixstep.frontend.rewrites._walk import operations, terminator
+from fixstep.frontend.rewrites._copies import is_splat, opaque_copy
+from fixstep.frontend.rewrites._walk import constant_values, operations, terminator
 
 
-def keep_carries(module: Any) -> None:
+def keep_carries(module: Any, copies: int) -> None:
     """Make what a turn makes of a carry depend on that carry, and differ from what it makes of any other.
 
-    A carry that stays as it is, is left: it is dropped on both sides.
+    A carry that stays as it is, is left: it is dropped on both sides. And let constants enter as copies, but for
+    integers alone, which the compiler keeps on the host.
+
+    Barriers would be cheaper, but IREE frees what comes out of one, which may be a part of another buffer, and what two
+    loops get from one barrier is measured in the first and not known in the second.
+
+    Args:
+        module: one whose calls are inlined.
+        copies: how many copies were made before.
     """
+    constants = constant_values(module)
     for loop in operations(module):
-        if loop.name == "stablehlo.while":
-            condition, body = loop.regions
-            indices = _indices(body)
-            if indices:
-                _keep(condition, body, indices)
+        if loop.name != "stablehlo.while":
+            continue
+        condition, body = loop.regions
+        indices = _indices(body)
+        if indices:
+            _keep(condition, body, indices)
+        for index, value in enumerate(loop.operands):
+            if value in constants and not is_splat(value.owner) and not _is_counter(value):
+                copies += 1
+                with ir.InsertionPoint(loop), loop.location:
+                    loop.operands[index] = opaque_copy(value, copies)
+
+
+def _is_counter(value: Any) -> bool:
+    type_ = ir.RankedTensorType(value.type)
+    return not type_.rank and isinstance(type_.element_type, ir.IntegerType)
 
 
 def _indices(body: Any) -> list[int]:
