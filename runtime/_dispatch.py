@@ -107,7 +107,8 @@ class Handlers:
         """Hand the states of a checkpoint back.
 
         Returns:
-            A note for each handler that the checkpoint does not know, and for each state that nobody takes.
+            A note for each handler that the checkpoint does not know, and for each state that nobody takes; none where
+            there is nothing in it.
 
         Raises:
             CheckpointError: if a handler cannot take its state.
@@ -121,13 +122,12 @@ class Handlers:
                     raise CheckpointError(
                         f"the handler {name} does not take its state from the checkpoint: {type(exc).__name__}: {exc}"
                     ) from exc
-        notes = [
-            f"the checkpoint has no state of {name}, which begins anew" for name in handlers.keys() - states.keys()
-        ]
-        notes += [
-            f"the checkpoint's state of {name} is dropped: no such handler" for name in states.keys() - handlers.keys()
-        ]
-        return sorted(notes)
+        missing = [name for name in handlers.keys() - states.keys() if handlers[name].state()]
+        dropped = [name for name in states.keys() - handlers.keys() if states[name]]
+        return sorted(
+            [f"the checkpoint has no state of {name}, which begins anew" for name in missing]
+            + [f"the checkpoint's state of {name} is dropped: no such handler" for name in dropped]
+        )
 
 
 def _reader(read: Callable[[LoopState], float], state: LoopState) -> Callable[[], float]:
