@@ -386,6 +386,33 @@ def test_vulkan_takes_the_same_steps(sanitized, tiny_program, batch_files, tmp_p
     assert (tmp_path / "c").read_bytes() == (tmp_path / "python").read_bytes()
 
 
+def test_a_vulkan_device_is_named_by_its_index_or_a_part_of_its_name(sanitized, tiny_program, tmp_path):
+    from fixstep.frontend import compile
+
+    if not IREE_DIR:
+        pytest.skip("no IREE runtime is installed (FIXSTEP_IREE_RUNTIME_DIR)")
+    found = vulkan._devices()
+    if isinstance(found, str):
+        pytest.skip(found)
+    path = tmp_path / "tiny.fixstep"
+    compile(tiny_program, path, targets=["vulkan", "cpu"])
+
+    def opened(*words: str) -> list[str]:
+        tool = sanitized / "runtime/native/tests/session_tool"
+        return _run(tool, "-", path, "|".join(("open", "1", *words)), "target").splitlines()
+
+    if "no such device" in opened("vulkan")[1]:
+        pytest.skip("the installed IREE runtime has no Vulkan driver")
+    # A program on the CPU is no better than the CPU.
+    assert opened()[:3] == ["ok", "--", "cpu" if all(d.software for d in found) else "vulkan"]
+    for device in (str(found[0].index), found[0].name.upper(), found[-1].name[2:8].lower()):
+        assert opened("vulkan", device)[:3] == ["ok", "--", "vulkan"]
+    for device in ("nonesuch", str(len(found))):
+        with pytest.raises(FixstepError) as caught:
+            load(path, target="vulkan", device=device)
+        assert f"error 6 {caught.value}".replace("\n  ", "\n").splitlines() == opened("vulkan", device)[:2]
+
+
 # What a machine may have: devices of Vulkan and of CUDA, each a name and what IREE prints of it.
 FEATURES = "features: storageBuffer8BitAccess=yes storageBuffer16BitAccess=yes shaderInt8=yes shaderFloat16=yes"
 PROGRAM = ("llvmpipe (LLVM)", f"type: cpu {FEATURES}")
@@ -414,7 +441,7 @@ def test_targets_and_devices_are_chosen_as_python_chooses_them(
     for module, made in ((vulkan, _vulkan_device), (cuda, _cuda_device)):
         family = module.__name__.rpartition(".")[2]
         found = tuple(made(i, *device) for i, device in enumerate(MACHINES[machine].get(family, ())))
-        monkeypatch.setattr(module, "_devices", lambda f=family, d=found: d or f"the tests' backend has no driver of {f}")
+        monkeypatch.setattr(module, "_devices", lambda f=family, d=found: d or f"there is no driver of {f}")
         monkeypatch.setattr(module, "opened", _does_not_open)
     lines = [f"{family}|{name}|{said}" for family, found in MACHINES[machine].items() for name, said in found]
     artifact = Artifact.open(tiny_artifact)
@@ -427,7 +454,7 @@ def test_targets_and_devices_are_chosen_as_python_chooses_them(
     path = tmp_path / "made-up"
     path.write_bytes(container(pairs({**artifact.manifest, "targets": targets}, members)))
     tool = sanitized / "runtime/native/tests/session_tool"
-    for device in (None, "0", "01", "7", "LL", "geF", "none 'such'"):
+    for device in (None, "0", "01", "7", "LL", "geF", "none such"):
         for target in (None, "vulkan", "cuda"):
             command = f"open|1|{target or ''}{'' if device is None else f'|{device}'}"
             out = _run(tool, RUN_MODULE, path, command, "target", FIXSTEP_TEST_DEVICES="\n".join(lines))

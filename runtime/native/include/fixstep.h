@@ -163,8 +163,11 @@ typedef struct fixstep_session_t fixstep_session_t;
 
 typedef struct fixstep_session_options_t {
   const char* target;  // one of the artifact's targets, `cpu:host`, or a family, `cpu`. NULL: the first that runs here,
-                       // CPU targets before the others, code for one kind of processor before portable code
-  const char* device;  // which device of the target, as its driver names it; NULL for the default
+                       // GPUs before the CPU, programs on the CPU that stand for a GPU after it, and code for one kind
+                       // of device before portable code
+  const char* device;  // which device of the target: a GPU by its index as the driver counts or a part of its name in
+                       // any case, the CPU as `local-sync` or `local-task`. NULL: the first that runs the code, those
+                       // that are programs on the CPU last
   uint64_t seed;       // for the program's `init`; 0 by default
   const fixstep_tensor_t* state;  // [state_count] the first state instead; NULL for the program's own
   size_t state_count;
@@ -256,8 +259,8 @@ FIXSTEP_API fixstep_status_t fixstep_session_restore_latest(fixstep_session_t* s
                                                             bool* out_found, char** out_position,
                                                             char** out_passed_over, fixstep_error_t** out_error);
 
-// The newest whole checkpoint of a folder, for a program that names it: `out_path` is NULL if the folder holds none, and
-// `out_passed_over` as above. Free both with fixstep_free.
+// The newest whole checkpoint of a folder, for a program that names it: `out_path` is NULL if the folder holds none,
+// and `out_passed_over` as above. Free both with fixstep_free.
 FIXSTEP_API fixstep_status_t fixstep_checkpoint_latest(const char* folder, char** out_path, char** out_passed_over,
                                                        fixstep_error_t** out_error);
 

@@ -16,9 +16,20 @@ extern "C" {
 typedef struct fixstep_device_t fixstep_device_t;
 typedef struct fixstep_buffer_t fixstep_buffer_t;
 
+// A device as its driver lists it.
+typedef struct fixstep_listed_t {
+  const char* name;         // what the driver calls it
+  const char* description;  // what else IREE prints of it, such as `shaderInt8=yes`: code may require it; "" if unknown
+  bool software;            // whether it is a program on the CPU
+} fixstep_listed_t;
+
+// Takes note of a device, whose text is read during the call alone.
+typedef void (*fixstep_list_visitor_t)(void* context, const fixstep_listed_t* device);
+
 typedef struct fixstep_device_options_t {
   const char* family;  // `cpu`, `vulkan`, `cuda`
-  const char* device;  // as the caller named it, or NULL
+  const char* device;  // of the CPU: as the caller named it, or NULL
+  size_t index;        // of another family: the place in its list
   bool threaded;       // whether worker threads are worth their cost, and safe
   const void* module;  // the compiled module, at a multiple of 64 bytes; it outlives the device
   size_t module_byte_length;
@@ -27,6 +38,10 @@ typedef struct fixstep_device_options_t {
 // All functions report through fixstep_backend_fail; each returns FIXSTEP_OK or what that returned.
 typedef struct fixstep_backend_t {
   const char* name;
+  // Visits the devices of a family in the order of its driver, which counts them from 0. It fails where there is no
+  // driver. The CPU is never asked for: a machine has one, and how it runs code has names.
+  fixstep_status_t (*list)(const char* family, fixstep_list_visitor_t visit, void* context,
+                           fixstep_error_t** out_error);
   fixstep_status_t (*open)(const fixstep_device_options_t* options, fixstep_device_t** out_device,
                            fixstep_error_t** out_error);
   void (*close)(fixstep_device_t* device);

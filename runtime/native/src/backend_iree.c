@@ -1,9 +1,11 @@
 // The backend on IREE's C API: the one file that knows IREE.
 //
-// It keeps to the headers that hold from release to release (iree/runtime/api.h and what that includes), and to
-// iree/modules/hal/types.h for the fences of modules that return before the device is done.
+// It keeps to the headers that hold from release to release (iree/runtime/api.h and what that includes), to
+// iree/modules/hal/types.h for the fences of modules that return before the device is done, and to proactor_pool.h for
+// what a device that is not the default one is made with.
 
 #include <inttypes.h>
+#include <iree/async/util/proactor_pool.h>
 #include <iree/modules/hal/types.h>
 #include <iree/runtime/api.h>
 #include <stdlib.h>
@@ -86,23 +88,93 @@ static iree_hal_element_type_t element_type(fixstep_dtype_t dtype) {
   }
 }
 
-// The driver of a family. The CPU has two: one that runs in the calling thread, one with worker threads.
-static const char* driver_of(const fixstep_device_options_t* options) {
-  if (strcmp(options->family, "cpu") != 0) return options->family;
+// The CPU has two drivers: one that runs in the calling thread, one with worker threads.
+static const char* cpu_driver_of(const fixstep_device_options_t* options) {
   if (options->device) return options->device;
   return options->threaded ? "local-task" : "local-sync";
 }
 
-static iree_status_t open_session(fixstep_device_t* device, const char* driver,
-                                  const fixstep_device_options_t* options) {
+static bool is_cpu(const fixstep_device_options_t* options) { return strcmp(options->family, "cpu") == 0; }
+
+static iree_status_t make_driver(iree_hal_driver_registry_t* registry, const char* name,
+                                 iree_hal_driver_t** out_driver) {
+  return iree_hal_driver_registry_try_create(registry, iree_make_cstring_view(name), iree_allocator_system(),
+                                             out_driver);
+}
+
+// Visits one device. IREE marks a program on the CPU by a line of what it prints of a device.
+static iree_status_t visit_device(iree_hal_driver_t* driver, const iree_hal_device_info_t* info,
+                                  fixstep_list_visitor_t visit, void* context) {
+  iree_string_builder_t name, description;
+  iree_string_builder_initialize(iree_allocator_system(), &name);
+  iree_string_builder_initialize(iree_allocator_system(), &description);
+  iree_status_t status = iree_string_builder_append_string(&name, info->name);
+  if (iree_status_is_ok(status)) status = iree_string_builder_append_cstring(&description, "\n");
+  if (iree_status_is_ok(status)) status = iree_hal_driver_dump_device_info(driver, info->device_id, &description);
+  if (iree_status_is_ok(status)) {
+    const char* text = iree_string_builder_buffer(&description);
+    const char* given = iree_string_builder_buffer(&name);
+    visit(context, &(fixstep_listed_t){given ? given : "", text, strstr(text, "\ntype: cpu\n") != NULL});
+  }
+  iree_string_builder_deinitialize(&description);
+  iree_string_builder_deinitialize(&name);
+  return status;
+}
+
+static fixstep_status_t list_devices(const char* family, fixstep_list_visitor_t visit, void* context,
+                                     fixstep_error_t** out_error) {
+  iree_runtime_instance_options_t options;
+  iree_runtime_instance_options_initialize(&options);
+  iree_runtime_instance_options_use_all_available_drivers(&options);
+  iree_hal_driver_t* driver = NULL;
+  iree_hal_device_info_t* infos = NULL;
+  iree_host_size_t count = 0;
+  iree_status_t status = make_driver(options.driver_registry, family, &driver);
+  if (iree_status_is_ok(status)) {
+    status = iree_hal_driver_query_available_devices(driver, iree_allocator_system(), &count, &infos);
+  }
+  for (iree_host_size_t i = 0; i < count && iree_status_is_ok(status); ++i) {
+    status = visit_device(driver, &infos[i], visit, context);
+  }
+  iree_allocator_free(iree_allocator_system(), infos);
+  if (driver) iree_hal_driver_release(driver);
+  if (iree_status_is_ok(status)) return FIXSTEP_OK;
+  return fail_iree(out_error, FIXSTEP_TARGET_ERROR, "no such device: ", status);
+}
+
+// Opens a device by its place in the driver's list.
+static iree_status_t open_listed(iree_runtime_instance_t* instance, const fixstep_device_options_t* options,
+                                 iree_hal_device_t** out_device) {
+  iree_hal_driver_t* driver = NULL;
+  iree_async_proactor_pool_t* pool = NULL;
+  iree_status_t status = make_driver(iree_runtime_instance_driver_registry(instance), options->family, &driver);
+  if (iree_status_is_ok(status)) {
+    status =
+        iree_async_proactor_pool_create(/*node_count=*/1, /*node_ids=*/NULL, iree_async_proactor_pool_options_default(),
+                                        iree_allocator_system(), &pool);
+  }
+  if (iree_status_is_ok(status)) {
+    iree_hal_device_create_params_t parameters = iree_hal_device_create_params_default();
+    parameters.proactor_pool = pool;
+    status = iree_hal_driver_create_device_by_ordinal(driver, options->index, /*param_count=*/0, /*params=*/NULL,
+                                                      &parameters, iree_allocator_system(), out_device);
+  }
+  if (pool) iree_async_proactor_pool_release(pool);
+  if (driver) iree_hal_driver_release(driver);
+  return status;
+}
+
+static iree_status_t open_session(fixstep_device_t* device, const fixstep_device_options_t* options) {
   iree_runtime_instance_options_t instance_options;
   iree_runtime_instance_options_initialize(&instance_options);
   iree_runtime_instance_options_use_all_available_drivers(&instance_options);
   iree_status_t status = iree_runtime_instance_create(&instance_options, iree_allocator_system(), &device->instance);
   iree_hal_device_t* hal_device = NULL;
-  if (iree_status_is_ok(status)) {
-    status =
-        iree_runtime_instance_try_create_default_device(device->instance, iree_make_cstring_view(driver), &hal_device);
+  if (iree_status_is_ok(status) && is_cpu(options)) {
+    status = iree_runtime_instance_try_create_default_device(
+        device->instance, iree_make_cstring_view(cpu_driver_of(options)), &hal_device);
+  } else if (iree_status_is_ok(status)) {
+    status = open_listed(device->instance, options, &hal_device);
   }
   if (iree_status_is_ok(status)) {
     iree_runtime_session_options_t session_options;
@@ -154,19 +226,14 @@ static void close_device(fixstep_device_t* device) {
 static fixstep_status_t open_device(const fixstep_device_options_t* options, fixstep_device_t** out_device,
                                     fixstep_error_t** out_error) {
   *out_device = NULL;
-  const char* driver = driver_of(options);
-  bool cpu = strcmp(options->family, "cpu") == 0;
-  if (cpu && strcmp(driver, "local-sync") != 0 && strcmp(driver, "local-task") != 0) {
+  const char* driver = cpu_driver_of(options);
+  if (is_cpu(options) && strcmp(driver, "local-sync") != 0 && strcmp(driver, "local-task") != 0) {
     return fixstep_backend_fail(out_error, FIXSTEP_TARGET_ERROR,
                                 "unknown device '%s' of target cpu: expected local-sync or local-task", driver);
   }
-  if (!cpu && options->device) {
-    return fixstep_backend_fail(out_error, FIXSTEP_TARGET_ERROR,
-                                "the C library opens the default device of %s; leave the device out", options->family);
-  }
   fixstep_device_t* device = calloc(1, sizeof(*device));
   if (!device) return fixstep_backend_fail(out_error, FIXSTEP_OUT_OF_MEMORY, "out of memory");
-  iree_status_t status = open_session(device, driver, options);
+  iree_status_t status = open_session(device, options);
   if (iree_status_is_ok(status)) {
     *out_device = device;
     return FIXSTEP_OK;
@@ -375,5 +442,5 @@ static fixstep_status_t invoke(fixstep_device_t* device, const char* function, f
 }
 
 extern const fixstep_backend_t fixstep_backend_iree;
-const fixstep_backend_t fixstep_backend_iree = {"iree",  open_device,  close_device, allocate,
-                                                release, write_buffer, read_buffer,  invoke};
+const fixstep_backend_t fixstep_backend_iree = {"iree",  list_devices, open_device, close_device, allocate,
+                                                release, write_buffer, read_buffer, invoke};

@@ -35,11 +35,33 @@ static const char* const arm_flags[][2] = {
     {NULL, NULL},
 };
 
+// Mesa's software driver ends every loop after this many rounds, without a word.
+#define SOFTWARE_ROUNDS 65535
+
+// Features of a Vulkan driver, as IREE prints them, by the element types that need them.
+static const struct {
+  const char* name;
+  const char* types[5];
+} vulkan_features[] = {
+    {"storageBuffer8BitAccess", {"i1", "i8", "ui8"}},
+    {"shaderInt8", {"i1", "i8", "ui8"}},
+    {"storageBuffer16BitAccess", {"i16", "ui16", "f16", "bf16"}},
+    {"shaderFloat16", {"f16"}},
+};
+
 char* fx_target_family(const char* text) { return fx_copy_text(text, strcspn(text, ":")); }
 
-static bool is_cpu(const char* text) { return strcspn(text, ":") == 3 && strncmp(text, "cpu", 3) == 0; }
+static bool is_of(const char* text, const char* family) {
+  size_t length = strlen(family);
+  return strcspn(text, ":") == length && strncmp(text, family, length) == 0;
+}
 
-int fx_target_rank(const char* text) { return (is_cpu(text) ? 0 : 2) + (strchr(text, ':') == NULL); }
+bool fx_target_is_cpu(const char* text) { return is_of(text, "cpu"); }
+
+int fx_target_rank(const char* text, bool has_gpu) {
+  int kind = is_of(text, "cuda") ? 0 : has_gpu ? 1 : fx_target_is_cpu(text) ? 2 : 3;
+  return 2 * kind + (strchr(text, ':') == NULL);
+}
 
 static const char* architecture(const char* name) {
   if (strcmp(name, "amd64") == 0) return "x86_64";
@@ -78,7 +100,7 @@ static bool has_flag(const text_t* flags, const char* feature, bool arm) {
 }
 
 void fx_target_unavailable(const target_t* target, text_t* out_reason) {
-  if (!is_cpu(target->text)) return;
+  if (!fx_target_is_cpu(target->text)) return;
   struct utsname machine;
   const char* wanted = json_string_value(json_object_get(target->requires, "architecture"));
   if (uname(&machine) != 0 || !wanted) return;
@@ -97,6 +119,67 @@ void fx_target_unavailable(const target_t* target, text_t* out_reason) {
   }
   if (out_reason->length) fx_text_add(out_reason, "; compile for `cpu`, which runs on any %s", wanted);
   fx_text_release(&flags);
+}
+
+// Adds which of the types are among those that need a feature.
+static bool needs(const json_t* types, const char* const* needing, text_t* out_found) {
+  size_t index;
+  const json_t* type;
+  json_array_foreach(types, index, type) {
+    for (size_t i = 0; json_is_string(type) && needing[i]; ++i) {
+      if (strcmp(needing[i], json_string_value(type)) != 0) continue;
+      fx_text_add(out_found, "%s%s", out_found->length ? ", " : "", needing[i]);
+    }
+  }
+  return out_found->length;
+}
+
+static bool has_feature(const fixstep_listed_t* device, const char* name) {
+  size_t length = strlen(name);
+  for (const char* p = device->description; (p = strstr(p, name)) != NULL; p += length) {
+    bool whole = p == device->description || strchr(" \n", p[-1]) != NULL;
+    if (whole && strncmp(p + length, "=yes", 4) == 0) return true;
+  }
+  return false;
+}
+
+static void vulkan_lacks(const json_t* requires, const fixstep_listed_t* device, text_t* out_reason) {
+  json_int_t rounds = json_integer_value(json_object_get(requires, "longest_loop"));
+  if (device->software && rounds > SOFTWARE_ROUNDS) {
+    fx_text_add(out_reason,
+                "%s ends loops after %d rounds, and the program reduces %" JSON_INTEGER_FORMAT
+                " elements to one; use another device, or reduce in two stages",
+                device->name, SOFTWARE_ROUNDS, rounds);
+    return;
+  }
+  bool lacking = false;
+  for (size_t i = 0; i < sizeof(vulkan_features) / sizeof(vulkan_features[0]); ++i) {
+    text_t types = {0};
+    if (!has_feature(device, vulkan_features[i].name) &&
+        needs(json_object_get(requires, "types"), vulkan_features[i].types, &types)) {
+      if (!lacking) fx_text_add(out_reason, "%s lacks ", device->name);
+      fx_text_add(out_reason, "%s%s (for %s)", lacking ? ", " : "", vulkan_features[i].name, types.data);
+      lacking = true;
+    }
+    fx_text_release(&types);
+  }
+}
+
+static void cuda_lacks(const json_t* requires, const fixstep_listed_t* device, text_t* out_reason) {
+  static const char label[] = "gpu-compute-capability: ";
+  json_int_t wanted = json_integer_value(json_object_get(requires, "compute_capability"));
+  const char* found = strstr(device->description, label);
+  int major, minor;
+  if (!found || sscanf(found + strlen(label), "%d.%d", &major, &minor) != 2) return;
+  int own = 10 * major + minor;
+  if (own >= wanted) return;
+  fx_text_add(out_reason, "%s is sm_%d, and the code is for sm_%" JSON_INTEGER_FORMAT "; compile for cuda:sm_%d",
+              device->name, own, wanted, own);
+}
+
+void fx_target_lacks(const target_t* target, const fixstep_listed_t* device, text_t* out_reason) {
+  if (is_of(target->text, "vulkan")) vulkan_lacks(target->requires, device, out_reason);
+  if (is_of(target->text, "cuda")) cuda_lacks(target->requires, device, out_reason);
 }
 
 bool fx_target_is_threaded(size_t bytes_per_step) {

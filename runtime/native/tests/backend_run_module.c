@@ -36,6 +36,13 @@ static const char* element_type(fixstep_dtype_t dtype) {
   return (size_t)dtype < sizeof(types) / sizeof(types[0]) ? types[dtype] : "ui8";
 }
 
+static char* text(const char* before, const char* after) {
+  size_t length = strlen(before) + strlen(after) + 1;
+  char* joined = malloc(length);
+  if (joined) snprintf(joined, length, "%s%s", before, after);
+  return joined;
+}
+
 static bool write_file(const char* path, const void* data, size_t byte_length) {
   FILE* file = fopen(path, "wb");
   if (!file) return false;
@@ -51,14 +58,37 @@ static bool read_file(const char* path, void* data, size_t byte_length) {
   return whole;
 }
 
+static fixstep_status_t list_devices(const char* family, fixstep_list_visitor_t visit, void* context,
+                                     fixstep_error_t** out_error) {
+  const char* given = getenv("FIXSTEP_TEST_DEVICES");
+  char* lines = text(given ? given : "", "\n");
+  bool found = false;
+  for (char *line = lines, *end; line && (end = strchr(line, '\n')); line = end + 1) {
+    *end = '\0';
+    char* name = strchr(line, '|');
+    char* description = name ? strchr(name + 1, '|') : NULL;
+    if (!description) continue;
+    *name++ = *description++ = '\0';
+    if (strcmp(line, family) != 0) continue;
+    visit(context, &(fixstep_listed_t){name, description, strstr(description, "type: cpu") != NULL});
+    found = true;
+  }
+  free(lines);
+  if (found) return FIXSTEP_OK;
+  return fixstep_backend_fail(out_error, FIXSTEP_TARGET_ERROR, "there is no driver of %s", family);
+}
+
 static fixstep_status_t open_device(const fixstep_device_options_t* options, fixstep_device_t** out_device,
                                     fixstep_error_t** out_error) {
   *out_device = NULL;
   if (strcmp(options->family, "cpu") != 0) {
-    return fixstep_backend_fail(out_error, FIXSTEP_TARGET_ERROR, "the tests' backend runs on the CPU alone");
+    return fixstep_backend_fail(out_error, FIXSTEP_TARGET_ERROR, "device %zu of %s does not open", options->index,
+                                options->family);
   }
   if (options->device && strcmp(options->device, "local-sync") != 0) {
-    return fixstep_backend_fail(out_error, FIXSTEP_TARGET_ERROR, "no device '%s'", options->device);
+    return fixstep_backend_fail(out_error, FIXSTEP_TARGET_ERROR,
+                                "unknown device '%s' of target cpu: expected local-sync or local-task",
+                                options->device);
   }
   fixstep_device_t* device = calloc(1, sizeof(*device));
   char path[96];
@@ -129,13 +159,6 @@ static char* path_of(const call_t* call, const char* kind, size_t index) {
 static void add_word(call_t* call, char* word) {
   call->words[call->count++] = word;
   call->words[call->count] = NULL;
-}
-
-static char* text(const char* before, const char* after) {
-  size_t length = strlen(before) + strlen(after) + 1;
-  char* joined = malloc(length);
-  if (joined) snprintf(joined, length, "%s%s", before, after);
-  return joined;
 }
 
 // `--input=8x4xf32=@file`
@@ -218,8 +241,8 @@ static fixstep_status_t invoke(fixstep_device_t* device, const char* function, f
 }
 
 const fixstep_backend_t* backend_run_module(const char* program) {
-  static const fixstep_backend_t backend = {"run-module", open_device,  close_device, allocate,
-                                            release,      write_buffer, read_buffer,  invoke};
+  static const fixstep_backend_t backend = {"run-module", list_devices, open_device, close_device, allocate,
+                                            release,      write_buffer, read_buffer, invoke};
   program_path = program;
   return &backend;
 }

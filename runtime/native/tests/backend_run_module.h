@@ -1,5 +1,8 @@
 // A backend for tests: each call runs IREE's program iree-run-module, which its runtime wheel ships, so that a compiled
 // step runs without Python in the process and without IREE in the library.
+//
+// Devices other than the CPU are made up: the environment variable FIXSTEP_TEST_DEVICES has a line
+// `family|name|description` for each, where `type: cpu` in the description stands for a program on the CPU. None opens.
 
 #ifndef FIXSTEP_TESTS_BACKEND_RUN_MODULE_H_
 #define FIXSTEP_TESTS_BACKEND_RUN_MODULE_H_

@@ -28,12 +28,14 @@ static void finish(fixstep_status_t status, fixstep_error_t* error) {
   fixstep_error_release(error);
 }
 
-static fixstep_status_t open_session(tool_t* tool, const char* seed, const char* target, fixstep_error_t** out_error) {
+// `open|1`, `open|1|vulkan` and `open|1|vulkan|llvmpipe`; no text stands for no choice.
+static fixstep_status_t open_session(tool_t* tool, char** words, size_t count, fixstep_error_t** out_error) {
   fixstep_session_options_t options;
   fixstep_session_options_initialize(&options);
   options.backend = tool->backend;
-  options.seed = strtoull(seed, NULL, 10);
-  options.target = target;
+  options.seed = strtoull(words[1], NULL, 10);
+  options.target = count > 2 && *words[2] ? words[2] : NULL;
+  options.device = count > 3 ? words[3] : NULL;
   return fixstep_session_open(tool->artifact, &options, &tool->session, out_error);
 }
 
@@ -154,7 +156,7 @@ static void run(tool_t* tool, char* command) {
   const char* name = words[0];
   fixstep_error_t* error = NULL;
   fixstep_status_t status = FIXSTEP_INVALID_ARGUMENT;
-  if (strcmp(name, "open") == 0) status = open_session(tool, words[1], count > 2 ? words[2] : NULL, &error);
+  if (strcmp(name, "open") == 0) status = open_session(tool, words, count, &error);
   if (strcmp(name, "call") == 0) status = call(tool, words[1], words[2], &error);
   if (strcmp(name, "fit") == 0) status = fit(tool, words, count, &error);
   if (strcmp(name, "rollback") == 0) status = fixstep_session_rollback(tool->session, &error);
@@ -171,6 +173,8 @@ static void run(tool_t* tool, char* command) {
     print_leaf(tool, words[1], words[2], *name == 's', count > 3 ? words[3] : NULL);
   } else if (strcmp(name, "metric") == 0 || strcmp(name, "average") == 0) {
     print_number(tool, *name == 'a', words[1], words[2]);
+  } else if (strcmp(name, "target") == 0) {
+    printf("%s\n%s\n", fixstep_session_target(tool->session), fixstep_session_passed_over(tool->session));
   } else if (strcmp(name, "steps") == 0) {
     printf("%" PRIu64 "\n", fixstep_session_steps(tool->session));
   } else {
