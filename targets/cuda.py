@@ -134,17 +134,20 @@ def _devices() -> tuple[_Gpu, ...] | str:
         driver = ireert.get_driver("cuda")
         found = []
         for index, entry in enumerate(driver.query_available_devices()):
-            described = driver.dump_device_info(entry["device_id"])
-            capability = re.search(r"sm_(\d+)", described)
-            found.append(
-                _Gpu(index, entry["device_id"], entry["name"], int(capability.group(1)) if capability else None)
-            )
+            capability = _capability(driver.dump_device_info(entry["device_id"]))
+            found.append(_Gpu(index, entry["device_id"], entry["name"], capability))
     except Exception as exc:  # the bindings raise bare RuntimeError and ValueError
         text = str(exc)
         if "libcuda" in text:
             return "there is no CUDA driver (libcuda) on this machine"
         return f"CUDA does not start: {text.splitlines()[0] if text else 'no reason given'}"
     return tuple(found) or "the CUDA driver of this machine lists no GPU"
+
+
+def _capability(described: str) -> int | None:
+    """80 for a device of capability 8.0, from what IREE prints of it."""
+    found = re.search(r"gpu-compute-capability: (\d+)\.(\d)", described)
+    return int(found.group(1)) * 10 + int(found.group(2)) if found else None
 
 
 def _too_old(device: _Gpu, requirements: Mapping[str, Any]) -> str | None:

@@ -48,6 +48,18 @@ def test_an_older_gpu_is_refused():
     assert cuda._too_old(gpu, {"compute_capability": 75}) is None
 
 
+@pytest.mark.parametrize(
+    ("described", "capability"),
+    [
+        ("\n- gpu-compute-capability: 8.0\n- gpu-arch-name: sm_80", 80),
+        ("- gpu-compute-capability: 12.1", 121),
+        ("- gpu-name: an sm_70 by name", None),
+    ],
+)
+def test_the_capability_is_what_iree_prints(described, capability):
+    assert cuda._capability(described) == capability
+
+
 @pytest.mark.skipif(ABSENT is None, reason="this machine has a GPU")
 def test_a_machine_without_a_gpu_is_told_why(tiny_program, tmp_path):
     compile(tiny_program, tmp_path / "a.fixstep", targets=["cuda"], verify=False)
