@@ -76,18 +76,23 @@ class Prefetch:
     def _work(self) -> None:
         last: tuple[Any, BaseException | None] = (_END, None)
         try:
-            while True:
-                self._room.acquire()
-                if self._closing.is_set():
-                    break
-                try:
-                    batch = next(self._batches)
-                except StopIteration:
-                    break
-                self._ready.put((self._prepare(batch), None))
-            close = getattr(self._batches, "close", None)
-            if callable(close):
-                close()
+            try:
+                self._fill()
+            finally:
+                close = getattr(self._batches, "close", None)
+                if callable(close):
+                    close()
         except BaseException as exc:
             last = (None, exc)
         self._ready.put(last)
+
+    def _fill(self) -> None:
+        while True:
+            self._room.acquire()
+            if self._closing.is_set():
+                return
+            try:
+                batch = next(self._batches)
+            except StopIteration:
+                return
+            self._ready.put((self._prepare(batch), None))

@@ -307,6 +307,24 @@ def test_a_failure_comes_in_its_turn(tiny_artifact, bad, error, text):
     assert steps == [1, 2]
 
 
+def test_a_source_whose_batch_does_not_fit_is_closed_where_it_ran(tiny_artifact):
+    closed = []
+
+    def batches():
+        try:
+            yield {"x": X[:8]}
+        finally:
+            closed.append(threading.current_thread().name)
+
+    class Wrong:
+        def batches(self, epoch, start=0):
+            return batches()
+
+    with pytest.raises(TemplateError, match=r"y: expected float32\[8,3\], missing"):
+        state_after(tiny_artifact, Wrong(), prefetch=2)
+    assert closed == ["fixstep-prefetch"]
+
+
 def test_a_source_that_is_left_early_is_closed_where_it_ran(tiny_artifact):
     closed = []
 
