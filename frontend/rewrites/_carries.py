@@ -7,9 +7,9 @@ are taken to have the types of what goes in. The compiler ends with a signal, or
 carry gets its new value where the loop's condition holds, and else the old one. A turn is taken only where it holds,
 which the compiler does not know.
 
-And it takes what comes out of a loop for a constant where a carry begins as one, does not see that such a result waits
-for anything, and puts what made another carry and what uses the result into one piece ("circular dependency: input
-operation uses partition output"). So a carry begins as a copy of the constant, which the compiler takes for computed.
+And where it sorts what runs together, it lets what makes a carry join what uses both that and the loop's result, as if
+the loop were not in between ("circular dependency: input operation uses partition output"). Nothing joins across a
+barrier, so one carry of each loop begins as an opaque copy, which has one in it.
 """
 
 from __future__ import annotations
@@ -19,39 +19,37 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from fixstep.frontend.rewrites._copies import is_splat, opaque_copy
-from fixstep.frontend.rewrites._walk import constant_values, operations, terminator
+from fixstep.frontend.rewrites._copies import opaque_copy
+from fixstep.frontend.rewrites._walk import element_count, operations, terminator
 
 
 def keep_carries(module: Any, copies: int) -> None:
     """Make what a turn makes of a carry depend on that carry, and differ from what it makes of any other.
 
-    A carry that stays as it is, is left: it is dropped on both sides. And let constants enter as copies, but for
-    integers alone, which the compiler keeps on the host.
+    A carry that stays as it is, is left: it is dropped on both sides. And let the smallest carry enter as a copy.
 
-    Barriers would be cheaper, but IREE frees what comes out of one, which may be a part of another buffer, and what two
-    loops get from one barrier is measured in the first and not known in the second.
+    Barriers on the carries themselves would be cheaper, but IREE frees what comes out of one, which may be a part of
+    another buffer, and what two loops get from one barrier is measured in the first and not known in the second.
 
     Args:
         module: one whose calls are inlined.
         copies: how many copies were made before.
     """
-    constants = constant_values(module)
-    for loop in operations(module):
-        if loop.name != "stablehlo.while":
-            continue
+    loops = [op for op in operations(module) if op.name == "stablehlo.while"]
+    for number, loop in enumerate(loops, start=copies + 1):
         condition, body = loop.regions
         indices = _indices(body)
         if indices:
             _keep(condition, body, indices)
-        for index, value in enumerate(loop.operands):
-            if value in constants and not is_splat(value.owner) and not _is_counter(value):
-                copies += 1
-                with ir.InsertionPoint(loop), loop.location:
-                    loop.operands[index] = opaque_copy(value, copies)
+        candidates = [index for index, value in enumerate(loop.operands) if not _is_counter(value)]
+        if candidates:
+            smallest = min(candidates, key=lambda index: element_count(loop.operands[index].type))
+            with ir.InsertionPoint(loop), loop.location:
+                loop.operands[smallest] = opaque_copy(loop.operands[smallest], number)
 
 
 def _is_counter(value: Any) -> bool:
+    """The compiler keeps integers alone on the host, which a barrier would prevent."""
     type_ = ir.RankedTensorType(value.type)
     return not type_.rank and isinstance(type_.element_type, ir.IntegerType)
 

@@ -66,7 +66,7 @@ class _Guard:
         if (op, index) in self._seen or element_count(value.type) == 0:
             return
         self._seen.add((op, index))
-        if not is_argument(value) and is_splat(value.owner):
+        if not is_argument(value) and _is_splat(value.owner):
             return
         if not _used_once(value):
             self.edges.append((op, index))
@@ -132,14 +132,14 @@ def _continues_chain(value: Any, op: Any) -> bool:
         if owner.name not in _UPDATES or owner.operation.block != op.operation.block:
             return False
         value = owner.operands[ir.OpResult(value).result_number]
-        if not is_argument(value) and is_splat(value.owner):
+        if not is_argument(value) and _is_splat(value.owner):
             return False
         if is_argument(value) or value.owner.name not in _UPDATES:
             return True
     return False
 
 
-def is_splat(op: Any) -> bool:
+def _is_splat(op: Any) -> bool:
     """Whether every element is the same constant: the compiler fills a fresh buffer with it."""
     if op.name == "stablehlo.constant":
         try:
@@ -147,7 +147,7 @@ def is_splat(op: Any) -> bool:
         except TypeError:  # the bindings have no class for complex constants
             return False
     if op.name == "stablehlo.broadcast_in_dim" and not is_argument(op.operands[0]):
-        return is_splat(op.operands[0].owner)
+        return _is_splat(op.operands[0].owner)
     return False
 
 
