@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 Rename = Callable[[str], str]
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_SHOWN = 12
 
 
 def load_weights(
@@ -120,9 +119,8 @@ def _named(specs: Sequence[LeafSpec], under: str, rename: Rename | None) -> dict
     """The leaves below a path, by the names of their tensors."""
     below = {_rest(spec.path, under): spec for spec in specs if spec.path == under or _is_below(spec.path, under)}
     if not below:
-        paths = [shown_path(spec.path, "state") for spec in specs]
-        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-        raise CheckpointError(f"no leaf of the state is below {under!r}; there are: {', '.join(paths[:_SHOWN])}{more}")
+        names = dict.fromkeys(shown_path(spec.path.partition("/")[0], "state") for spec in specs)
+        raise CheckpointError(f"no leaf of the state is below {under!r}; there are leaves below {', '.join(names)}")
     if rename is None:
         return below
     named = {rename(rest): spec for rest, spec in below.items()}

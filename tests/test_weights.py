@@ -132,7 +132,10 @@ def test_floats_are_rounded_only_when_asked(session, weights, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"under": "model"}, "no leaf of the state is below 'model'; there are: others/bfloat16, others/bool, "),
+        (
+            {"under": "model"},
+            "no leaf of the state is below 'model'; there are leaves below others, params, scale, seen",
+        ),
         ({"under": "par"}, "no leaf of the state is below 'par'"),
         ({"rename": lambda rest: "x"}, "rename gives the leaves 'params/dense/b' and 'params/half' one name"),
         ({"under": ""}, "Say with under= (--under) where the names begin, and with rename= how they are spelt."),
