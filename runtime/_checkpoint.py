@@ -100,7 +100,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     where = os.fspath(path)
     try:
-        metadata, data = _read(path)
+        metadata, data = read_whole(path)
         contents = _parse_contents(metadata)
         if contents["version"] != CHECKPOINT_VERSION:
             raise CheckpointError(
@@ -118,27 +118,22 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise CheckpointError(f"{where}: {exc}. Use the checkpoint before it.") from exc
 
 
-def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a safetensors file says that it is a checkpoint.
-
-    Raises:
-        OSError: if the file cannot be opened.
-        ValueError: if it is no safetensors file.
-    """
-    return _ENTRY in read_metadata(path)
+def is_checkpoint(metadata: Mapping[str, str]) -> bool:
+    """Whether the metadata of a safetensors file says that it is a checkpoint."""
+    return _ENTRY in metadata
 
 
-def _read(path: str | os.PathLike[str], attempts: int = 10) -> tuple[dict[str, str], bytes]:
+def read_whole(path: str | os.PathLike[str], attempts: int = 10) -> tuple[dict[str, str], bytes]:
     """Metadata and bytes of one file; the library reads metadata by path only, so it opens the file once more."""
     with open_ordinary(path) as file:
         metadata = read_metadata(path)
         if attempts > 1 and not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-            return _read(path, attempts - 1)  # it was replaced in between
+            return read_whole(path, attempts - 1)  # it was replaced in between
         return metadata, file.read()
 
 
 def _parse_contents(metadata: Mapping[str, str]) -> dict[str, Any]:
-    if _ENTRY not in metadata:
+    if not is_checkpoint(metadata):
         raise ValueError(f"not a fixstep checkpoint: its metadata has no entry {_ENTRY!r}")
     text = metadata[_ENTRY].encode()
     contents = parse_json(text, limit=len(text))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from fixstep.runtime._checkpoint import is_checkpoint
-from fixstep.runtime._files import explain_os_error, open_ordinary, write_atomically
+from fixstep.runtime._checkpoint import is_checkpoint, read_whole
+from fixstep.runtime._files import explain_os_error, write_atomically
 from fixstep.runtime._partial import Loaded
 from fixstep.runtime._signature import Array, LeafSpec, describe, shown_path
 from fixstep.runtime._tensors import decode_tensors, encode_leaves, stored
@@ -51,9 +51,9 @@ def load_weights(
     """
     leaves = _named(session.artifact.signature("step", "state"), under, rename)
     try:
-        with open_ordinary(path) as file:
-            tensors = decode_tensors(file.read())
-        if is_checkpoint(path):
+        metadata, data = read_whole(path)
+        tensors = decode_tensors(data)
+        if is_checkpoint(metadata):
             raise ValueError("a checkpoint: take it with load_leaves (--start-from), or export its weights first")
     except OSError as exc:
         raise CheckpointError(explain_os_error("read", path, exc)) from exc

@@ -38,7 +38,8 @@ def separate_references(code: str) -> str:
         found = _BRANCH.match(line)
         if found is not None:
             block = blocks[number]
-            elsewhere = {value for value, where in uses[block[0]].items() if where - {block}}
+            used = uses[block[0]]
+            elsewhere = {value for value in _VALUE.findall(line) if used[value] - {block}}
             selections: list[str] = []
             line = _SUCCESSOR.sub(
                 lambda f, n=number, e=elsewhere, s=selections: _separated(f, n, e, s),  # type: ignore[misc]
