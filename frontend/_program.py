@@ -194,11 +194,20 @@ def _import(name: str) -> Any:
     except ModuleNotFoundError as exc:
         missing = exc.name or ""
         if name == missing or name.startswith(missing + "."):
-            near = _near(name, _modules_beside(name))
-            raise ProgramError(f"no module {name!r} in {here} or on Python's path{near}") from exc
+            raise ProgramError(f"no module {name!r}{_where_sought(name)}") from exc
         raise ProgramError(f"importing {name!r} failed: it needs {missing!r}, which is not installed") from exc
     except (Exception, SystemExit) as exc:
         raise ProgramError(f"importing {name!r} failed: {describe_error(exc)}") from exc
+
+
+def _where_sought(name: str) -> str:
+    """Where the module was looked for; what to do where another package of that name hides the folder here."""
+    package = name.partition(".")[0]
+    folder = Path.cwd() / package
+    found = getattr(sys.modules.get(package), "__file__", None)
+    if found and folder.is_dir() and not Path(found).is_relative_to(folder):
+        return f": {package!r} is {found}, not the folder {folder}; rename the folder, or give it an __init__.py"
+    return f" in {Path.cwd()} or on Python's path{_near(name, _modules_beside(name))}"
 
 
 def _modules_beside(name: str) -> Iterable[str]:

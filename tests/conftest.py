@@ -1,6 +1,7 @@
 """Fixtures that every test file may use."""
 
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,18 @@ import pytest
 def pytest_configure():
     # A shell that runs the tests in the background leaves the interrupt ignored, here and in what is started from here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def modules_of_one_test(tmp_path_factory):
+    """Forgets the modules that a test writes and imports, so that another test's module of that name is its own."""
+    before, path = set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        folders = [getattr(sys.modules[name], "__file__", None) or "", *getattr(sys.modules[name], "__path__", [])]
+        if any(Path(folder).is_relative_to(tmp_path_factory.getbasetemp()) for folder in folders):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -105,15 +105,12 @@ number = 3
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("")
     (tmp_path / "mine" / "digits.py").write_text(SOURCE)
     (tmp_path / "mine" / "broken.py").write_text("import numpy\nvalue = 1 / 0\n")
     (tmp_path / "mine" / "lacking.py").write_text("import a_module_that_is_not_there\n")
-    yield "mine.digits"
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
-        del sys.modules[name]
+    return "mine.digits"
 
 
 @pytest.mark.parametrize(("attribute", "name"), [("program", "digits"), ("build", "digits"), ("named", "other")])
@@ -142,3 +139,17 @@ def test_import(module, attribute, name):
 def test_import_refused(module, reference, expected):
     with pytest.raises(ProgramError, match=expected):
         import_program(reference)
+
+
+def test_another_package_of_that_name_stands_before_the_folder_here(module, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "yours.py").write_text("")
+    (tmp_path / "yours").mkdir()
+    (tmp_path / "yours" / "digits.py").write_text(SOURCE)
+    sys.path.append(str(tmp_path / "elsewhere"))
+    with pytest.raises(ProgramError) as caught:
+        import_program("yours.digits:program")
+    assert str(caught.value) == (
+        f"no module 'yours.digits': 'yours' is {tmp_path}/elsewhere/yours.py, not the folder {tmp_path}/yours; "
+        f"rename the folder, or give it an __init__.py"
+    )
