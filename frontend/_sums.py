@@ -2,7 +2,7 @@
 
 The average of a ratio is not the average of its values: the precision of an epoch is all true positives over all
 predicted ones, and a short batch weighs as much as it has examples. A step may therefore return, in place of a number,
-what has to be added up (`Ratio`, `ExpRatio`, `Total`). The metric of one step is its value; the metric of an epoch is
+what has to be added up (`Ratio`, `ExpRatio`, `MeanRatio`, `Total`). The metric of one step is its value; the metric of an epoch is
 read from the sums at the end.
 """
 
@@ -83,6 +83,34 @@ class ExpRatio(Sums):
     def parts(self) -> dict[str, Any]:
         """As `Sums.parts`."""
         return {"logsum": self.total, "weight": self.weight}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeanRatio(Sums):
+    """The mean of several ratios `total / weight`, each of sums over the calls: a precision averaged over the classes.
+
+    Attributes:
+        total: (C,), one for each ratio; integers are added up exactly.
+        weight: (C,); where one is 0 its ratio is 0.
+        counted: (C,); a ratio whose sum here is 0 is left out of the mean, and a mean of none is NaN.
+    """
+
+    total: Any
+    weight: Any
+    counted: Any
+
+    @property
+    def value(self) -> Any:
+        """The metric of one call."""
+        empty = jnp.asarray(self.weight) == 0
+        ratios = jnp.where(empty, 0, Ratio(self.total, jnp.where(empty, 1, self.weight)).value)
+        counts = jnp.asarray(self.counted) != 0
+        return Ratio(jnp.sum(jnp.where(counts, ratios, 0)), jnp.sum(counts.astype(jnp.int32))).value
+
+    def parts(self) -> dict[str, Any]:
+        """As `Sums.parts`."""
+        return {"ratios": self.total, "weight": self.weight, "counted": self.counted}
 
 
 @jax.tree_util.register_dataclass

@@ -110,7 +110,8 @@ class Averages:
         """What the sums say of each metric: a ratio, a mean over the calls, a total; empty where nothing was counted.
 
         The word that an accumulator's path begins with says how it is read: `sum` is divided by the `weight` of the
-        same name, or by `count` where there is none; `logsum` likewise, and the exponential taken; `total` is itself.
+        same name, or by `count` where there is none; `logsum` likewise, and the exponential taken; `ratios` are divided
+        each by its own `weight`, and the mean taken of those whose `counted` is not 0; `total` is itself.
         Totals that are no scalars are left to `totals`.
         """
         sums = self._sums()
@@ -125,6 +126,8 @@ class Averages:
             elif word in ("sum", "logsum"):
                 mean = _quotient(total, sums.get(f"weight/{name}", count))
                 means[name] = mean if word == "sum" else _exponential(mean)
+            elif word == "ratios":
+                means[name] = _mean_ratio(total, sums[f"weight/{name}"], sums[f"counted/{name}"])
         return means
 
     def totals(self) -> dict[str, Any]:
@@ -170,6 +173,12 @@ def _quotient(total: Any, weight: Any) -> float:
     # In Python's numbers: integers beyond 2^53 divide exactly, and 0 / 0 is no warning.
     divisor = weight.item()
     return total.item() / divisor if divisor else math.nan
+
+
+def _mean_ratio(totals: Array, weights: Array, counted: Array) -> float:
+    pairs = zip(totals[counted != 0], weights[counted != 0], strict=True)
+    ratios = [_quotient(total, weight) if weight else 0.0 for total, weight in pairs]
+    return sum(ratios) / len(ratios) if ratios else math.nan
 
 
 def _exponential(value: float) -> float:

@@ -269,6 +269,7 @@ def test_averages_are_read_from_sums_as_python_reads_them(native, tmp_path):
     model = (lambda key: {"w": jax.random.normal(key, (4, 3))}, lambda params, inputs: inputs @ params["w"])
     examples = (jax.ShapeDtypeStruct((8, 4), "float32"), jax.ShapeDtypeStruct((8,), "int32"))
     more = {"accuracy": metrics.accuracy, "perplexity": metrics.perplexity, "table": metrics.confusion_matrix,
+            "f1": metrics.f1(average="macro"),
             "seen": lambda prediction, target: metrics.Total(jnp.int32(len(target)))}  # fmt: skip
     loss = optax.softmax_cross_entropy_with_integer_labels
     path = tmp_path / "sums.fixstep"
@@ -283,12 +284,12 @@ def test_averages_are_read_from_sums_as_python_reads_them(native, tmp_path):
         session.step(batch)
         np.savez(file, **batch)
     averages = session.averages()
-    assert set(averages) == {"loss", "accuracy", "perplexity", "seen"}
+    assert set(averages) == {"loss", "accuracy", "perplexity", "f1", "seen"}
     out = native("open|1", *(f"call|step|{file}" for file in files), *(f"average|step|{name}" for name in averages),
                  "sum|step|total/table", "reset|step", "average|step|seen", artifact=path)  # fmt: skip
-    assert dict(zip(averages, map(float, out[4:8]), strict=True)) == averages
-    assert out[8] == session.totals()["table"].tobytes().hex()
-    assert out[10] == "nan"
+    assert dict(zip(averages, map(float, out[4:9]), strict=True)) == averages
+    assert out[9] == session.totals()["table"].tobytes().hex()
+    assert out[11] == "nan"
 
 
 @pytest.fixture(scope="session")
@@ -685,6 +686,22 @@ def test_c_refuses_other_data_as_python_does(both, any_size):
     for line in ("drop_last: expected True, got False", "examples: expected 32, got 37", "shuffle: expected True"):
         assert f"\n  {line}" in refusals[2]
     assert [path.read_bytes() for path in (folder / "a").iterdir()] == before
+
+
+@pytest.mark.parametrize("asked", ["0", "1", "3", "17", "99"])
+@pytest.mark.parametrize("name", ["tiny", "any"])
+def test_c_refuses_a_batch_size_as_python_does(both, tiny_artifact, any_size, name, asked):
+    train, run, folder = both
+    _save_examples(folder / "train.npz", 32, outputs=(3,) if name == "tiny" else ())
+    said = {"tiny": "the artifact takes 8 alone", "any": "the artifact takes 2 to 16, multiples of 1"}[name]
+    refusals = [command("--batch-size", asked, artifact={"tiny": tiny_artifact, "any": any_size}[name])
+                for command in (train, run)]  # fmt: skip
+    if asked == "0":
+        assert refusals[0].startswith("refused: Usage: fixstep-train ARTIFACT")
+    elif (name, asked) == ("any", "3"):
+        assert not [text for text in refusals if text.startswith("refused")]
+    else:
+        assert refusals == [f"refused: --batch-size {asked}: {said}\n"] * 2
 
 
 ABSENT = object()

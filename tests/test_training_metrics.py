@@ -70,6 +70,42 @@ def test_metrics_of_classes(tmp_path):
     assert np.nanmean([(f & r).sum() / max(f.sum(), 1) for f, r in batches]) != averages["precision"]
 
 
+def macro(found, real, weights):
+    """The mean over the classes that occur; `weights` are of found and of real."""
+    ratios = []
+    for label in np.union1d(found, real):
+        f, r = found == label, real == label
+        weight = weights[0] * f.sum() + weights[1] * r.sum()
+        ratios.append(sum(weights) * (f & r).sum() / weight if weight else 0)
+    return np.mean(ratios)
+
+
+def test_averages_over_classes(tmp_path):
+    """Fails if the mean over the batches is taken, or if a class that is never found is left out or is no number."""
+    scores, labels = SCORES.copy(), LABELS.copy()
+    scores[..., 3] = -9  # never found, and an example has it
+    scores = np.concatenate([scores, np.full((BATCHES, B, 1), -9, np.float32)], -1)  # neither found nor had
+    made = {name: getattr(metrics, name)(average="macro") for name in ("precision", "recall", "f1")}
+    session = run(made, scores, labels, tmp_path)
+    found, real = scores.argmax(-1), labels
+    averages, one = session.averages("evaluate"), session.evaluate((scores[0], labels[0]))
+    for name, weights in {"precision": (1, 0), "recall": (0, 1), "f1": (1, 1)}.items():
+        assert averages[name] == pytest.approx(macro(found, real, weights), rel=1e-12)
+        assert float(one[name]) == pytest.approx(macro(found[0], real[0], weights), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"average": "micro"}, "recall: expected average='macro', or none, got 'micro'"),
+        ({"average": "macro", "label": 1}, "recall: label=1 names one class, and average='macro' all of them"),
+    ],
+)
+def test_an_average_is_refused(arguments, expected):
+    with pytest.raises(ProgramError, match=expected):
+        metrics.recall(**arguments)
+
+
 def test_metrics_of_two_outcomes_and_of_numbers(tmp_path):
     scores, outcomes = SCORES[..., 0], (LABELS > 1).astype(np.float32)
     session = run(

@@ -173,7 +173,7 @@ def test_given_parameters_go_through_the_policy(tmp_path):
     np.testing.assert_allclose(state["params/first/w"].astype(np.float32), params["first"]["w"], rtol=2**-8)
 
 
-def test_several_outputs_have_a_weighted_loss():
+def test_several_outputs_have_a_weighted_loss(tmp_path):
     def init(key):
         return {"a": 0.1 * jax.random.normal(key, (3, 1)), "b": 0.1 * jax.random.normal(key, (3, 2))}
 
@@ -195,6 +195,11 @@ def test_several_outputs_have_a_weighted_loss():
         params, value = step(params)
         expected.append(float(value))
     np.testing.assert_allclose(curve(program, [(X, targets)] * 10)[1], expected, rtol=1e-5)
+    session = compiled(program, tmp_path)
+    session.step((X, targets))
+    shown = session.averages()
+    assert list(shown) == ["loss", "loss_0", "loss_1"]
+    assert shown["loss"] == pytest.approx(2 * shown["loss_0"] + 0.5 * shown["loss_1"], rel=1e-6)
 
 
 @pytest.mark.parametrize(

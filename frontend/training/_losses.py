@@ -34,8 +34,12 @@ def problems_of(loss: Any, metrics: Mapping[str, Any]) -> list[str]:
         for name, function in metrics.items()
         if not callable(function)
     ]
-    if "loss" in metrics:
-        problems.append("metrics: 'loss' is the name of the loss itself; give this metric another name")
+    taken = ["loss", *(part_names(loss) if isinstance(loss, tuple | list) else [])]
+    problems += [
+        f"metrics: {name!r} is the name of the loss itself; give this metric another name"
+        for name in taken
+        if name in metrics
+    ]
     return problems
 
 
@@ -43,8 +47,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def measure_loss(loss: Loss, prediction: Any, target: Any, kinds: Any) -> tuple[Any, Any]:
-    """The loss of a batch: its mean, at least in float32, and of how many examples that is.
+def measure_loss(loss: Loss, prediction: Any, target: Any, kinds: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """The loss of a batch: its mean, at least in float32, of how many examples that is, and its parts as metrics.
 
     Args:
         loss: a function, or one for each output with its weight.
@@ -56,14 +60,19 @@ def measure_loss(loss: Loss, prediction: Any, target: Any, kinds: Any) -> tuple[
         ProgramError: if prediction and target do not go together, with both shapes.
     """
     if callable(loss):
-        return _mean("loss", loss, prediction, target, kinds)
+        return *_mean("loss", loss, prediction, target, kinds), {}
     for what, tree in (("predictions", prediction), ("targets", target)):
         if not isinstance(tree, tuple | list) or len(tree) != len(loss):
             got = f"{len(tree)} of them" if isinstance(tree, tuple | list) else f"a {type(tree).__name__}"
             raise ProgramError(f"loss: expected a sequence of {len(loss)} {what}, one for each weight, got {got}")
     parts = [_mean(f"loss[{i}]", function, prediction[i], target[i], kinds[i]) for i, (_, function) in enumerate(loss)]
     total = sum(weight * mean for (weight, _), (mean, _) in zip(loss, parts, strict=True))
-    return total, _examples(target)
+    return total, _examples(target), {name: weighted(*part) for name, part in zip(part_names(loss), parts, strict=True)}
+
+
+def part_names(loss: Loss) -> list[str]:
+    """The metrics that the losses of several outputs are shown as."""
+    return [] if callable(loss) else [f"loss_{i}" for i in range(len(loss))]
 
 
 def _mean(name: str, function: Measure, prediction: Any, target: Any, kinds: Any) -> tuple[Any, Any]:

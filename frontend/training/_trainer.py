@@ -49,7 +49,7 @@ def trainer(
             `(variables, module)`; an nnx module; an Equinox module, or `(module, state)`, applied to each example; or
             a function of a key that makes one of the last two.
         loss: `(prediction, target) -> loss`, for each example (then its mean is taken) or a scalar; or a list of
-            `(weight, function)`, one for each output of the model.
+            `(weight, function)`, one for each output of the model, each also a metric, `loss_0`, without its weight.
         optimizer: an `optax.GradientTransformation`.
         batch: an example `(inputs, targets)`, arrays or `jax.ShapeDtypeStruct`.
         metrics: functions like `loss` by name; see `fixstep.frontend.metrics`.
@@ -213,8 +213,8 @@ class _Training:
         def measured(trained: Any) -> tuple[Any, Any]:
             params = merge(trained, frozen)
             prediction, after = self.prepared.apply(params, model_state, inputs, key, training=True)
-            mean, examples = measure_loss(self.loss, prediction, target, self.prepared.kinds)
-            return mean, (mean, count(examples), after, self._measured(prediction, target))
+            mean, examples, parts = measure_loss(self.loss, prediction, target, self.prepared.kinds)
+            return mean, (mean, count(examples), after, {**parts, **self._measured(prediction, target)})
 
         def scaled(trained: Any) -> tuple[Any, Any]:
             mean, rest = measured(trained)
@@ -237,8 +237,8 @@ class _Training:
         """The loss and metrics of a batch."""
         inputs, target = batch
         prediction = self.predict(state, inputs)
-        mean, examples = measure_loss(self.loss, prediction, target, self.prepared.kinds)
-        return {"loss": weighted(mean, examples), **self._measured(prediction, target)}
+        mean, examples, parts = measure_loss(self.loss, prediction, target, self.prepared.kinds)
+        return {"loss": weighted(mean, examples), **parts, **self._measured(prediction, target)}
 
     def predict(self, state: Any, inputs: Any) -> Any:
         """The prediction, in inference mode."""

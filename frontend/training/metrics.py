@@ -5,7 +5,7 @@ integers (B, ...) below C. What has two outcomes has scores and labels of one sh
 
 Each counts in integers or sums in at least float32, over all examples of an epoch; a ratio is taken of the sums. A
 metric of your own may return an array with a value for each example, a scalar (which weighs as much as the batch has
-examples), a dict of metrics, or `Ratio`, `ExpRatio` and `Total`.
+examples), a dict of metrics, or `Ratio`, `ExpRatio`, `MeanRatio` and `Total`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fixstep.frontend._sums import ExpRatio, Ratio, Total
+from fixstep.frontend._sums import ExpRatio, MeanRatio, Ratio, Total
 from fixstep.targets.errors import ProgramError
 
 __all__ = [
     "ExpRatio",
+    "MeanRatio",
     "Ratio",
     "Total",
     "accuracy",
@@ -68,46 +69,54 @@ def top_k(k: int) -> Metric:
     return metric
 
 
-def precision(*, threshold: float = 0.0, label: int | None = None) -> Metric:
+def precision(*, threshold: float = 0.0, label: int | None = None, average: str | None = None) -> Metric:
     """How many of the examples found positive are.
 
     Args:
         threshold: scores above it are positive: 0 for logits, 0.5 for probabilities.
         label: the class that is positive, where scores are (B, ..., C); else scores and labels have one shape.
+        average: `macro`, where scores are (B, ..., C): the mean over the classes, of those that any example has or is
+            found in; a class without one that is found counts as 0.
     """
+    _check_average("precision", label, average)
 
-    def metric(scores: Any, labels: Any) -> Ratio:
-        found, real = _positives("precision", scores, labels, threshold, label)
-        return Ratio(_count(found & real), _count(found))
+    def metric(scores: Any, labels: Any) -> Ratio | MeanRatio:
+        count = _count_classes if average else _count
+        found, real = _positives("precision", scores, labels, threshold, label, average)
+        return _ratio(count(found & real), count(found), count(found | real))
 
     return metric
 
 
-def recall(*, threshold: float = 0.0, label: int | None = None) -> Metric:
+def recall(*, threshold: float = 0.0, label: int | None = None, average: str | None = None) -> Metric:
     """How many of the positive examples are found. Arguments as of `precision`."""
+    _check_average("recall", label, average)
 
-    def metric(scores: Any, labels: Any) -> Ratio:
-        found, real = _positives("recall", scores, labels, threshold, label)
-        return Ratio(_count(found & real), _count(real))
+    def metric(scores: Any, labels: Any) -> Ratio | MeanRatio:
+        count = _count_classes if average else _count
+        found, real = _positives("recall", scores, labels, threshold, label, average)
+        return _ratio(count(found & real), count(real), count(found | real))
 
     return metric
 
 
-def f1(*, threshold: float = 0.0, label: int | None = None) -> Metric:
+def f1(*, threshold: float = 0.0, label: int | None = None, average: str | None = None) -> Metric:
     """The harmonic mean of precision and recall. Arguments as of `precision`."""
+    _check_average("f1", label, average)
 
-    def metric(scores: Any, labels: Any) -> Ratio:
-        found, real = _positives("f1", scores, labels, threshold, label)
-        return Ratio(2 * _count(found & real), _count(found) + _count(real))
+    def metric(scores: Any, labels: Any) -> Ratio | MeanRatio:
+        count = _count_classes if average else _count
+        found, real = _positives("f1", scores, labels, threshold, label, average)
+        return _ratio(2 * count(found & real), count(found) + count(real), count(found | real))
 
     return metric
 
 
 def confusion(*, threshold: float = 0.0, label: int | None = None) -> Metric:
-    """The counts `tp`, `fp`, `fn`, `tn`. Arguments as of `precision`."""
+    """The counts `tp`, `fp`, `fn`, `tn`. `threshold` and `label` as of `precision`."""
 
     def metric(scores: Any, labels: Any) -> dict[str, Total]:
-        found, real = _positives("confusion", scores, labels, threshold, label)
+        found, real = _positives("confusion", scores, labels, threshold, label, None)
         cells = {"tp": found & real, "fp": found & ~real, "fn": ~found & real, "tn": ~found & ~real}
         return {name: Total(_count(cell)) for name, cell in cells.items()}
 
@@ -151,13 +160,30 @@ def _mean(name: str, prediction: Any, target: Any, of: Callable[[Any], Any]) -> 
     return Ratio(jnp.sum(of(_wide(prediction) - _wide(target))), _size(target))
 
 
-def _positives(name: str, scores: Any, labels: Any, threshold: float, label: int | None) -> tuple[Any, Any]:
-    """Which examples are found positive, and which are."""
-    if label is not None:
-        _expect(name, scores.shape[:-1], labels)
-        return scores.argmax(-1) == label, labels == label
-    _expect(name, scores.shape, labels)
-    return scores > threshold, labels > 0.5 if jnp.issubdtype(labels.dtype, jnp.floating) else labels != 0
+def _check_average(name: str, label: int | None, average: str | None) -> None:
+    if average not in (None, "macro"):
+        raise ProgramError(f"{name}: expected average='macro', or none, got {average!r}")
+    if average and label is not None:
+        raise ProgramError(f"{name}: label={label} names one class, and average={average!r} all of them; give one of them")
+
+
+def _positives(
+    name: str, scores: Any, labels: Any, threshold: float, label: int | None, average: str | None
+) -> tuple[Any, Any]:
+    """Which examples are found positive, and which are; for an average one for each class, in the last axis."""
+    if label is None and average is None:
+        _expect(name, scores.shape, labels)
+        return scores > threshold, labels > 0.5 if jnp.issubdtype(labels.dtype, jnp.floating) else labels != 0
+    _expect(name, scores.shape[:-1], labels)
+    if average:
+        classes = jnp.arange(scores.shape[-1])
+        return scores.argmax(-1)[..., None] == classes, labels[..., None] == classes
+    return scores.argmax(-1) == label, labels == label
+
+
+def _ratio(total: Any, weight: Any, counted: Any) -> Ratio | MeanRatio:
+    """A ratio of counts, or the mean over the classes of such."""
+    return MeanRatio(total, weight, counted) if total.ndim else Ratio(total, weight)
 
 
 def _expect(name: str, shape: Any, target: Any) -> None:
@@ -171,6 +197,10 @@ def _share(right: Any) -> Ratio:
 
 def _count(chosen: Any) -> Any:
     return jnp.sum(chosen.astype(jnp.int32), dtype=jnp.int32)
+
+
+def _count_classes(chosen: Any) -> Any:
+    return jnp.sum(chosen.astype(jnp.int32), axis=tuple(range(chosen.ndim - 1)), dtype=jnp.int32)
 
 
 def _size(array: Any) -> Any:

@@ -111,6 +111,71 @@ static status_t read_sum(fixstep_session_t* session, const buffers_t* sums, cons
   return status;
 }
 
+// The elements of a sum of one dimension; `out_values` is NULL where there is none, and freed by the caller.
+static status_t read_sums(fixstep_session_t* session, const buffers_t* sums, const char* word, const char* metric,
+                          size_t* out_count, double** out_values, fixstep_error_t** out_error) {
+  *out_count = 0;
+  *out_values = NULL;
+  text_t path = {0};
+  fx_text_add(&path, "%s/%s", word, metric);
+  if (path.failed) return fx_fail_memory(out_error);
+  const fixstep_leaf_t* leaf = fx_leaf_list_find(sums->leaves, path.data);
+  bool words = leaf && leaf->dtype == FIXSTEP_UINT32 && leaf->rank == 2 && leaf->shape[1] == 2;
+  size_t count = leaf && (words || leaf->rank == 1) ? (size_t)leaf->shape[0] : 0;
+  if (!count) {
+    fx_text_release(&path);
+    return FIXSTEP_OK;
+  }
+  unsigned char* bytes = fx_allocate_zeroed(leaf->byte_length, 1);
+  double* values = fx_allocate_zeroed(count, sizeof(*values));
+  status_t status = bytes && values ? FIXSTEP_OK : fx_fail_memory(out_error);
+  if (status == FIXSTEP_OK) {
+    status = fx_session_read(session, sums, path.data, "average", bytes, leaf->byte_length, out_error);
+  }
+  for (size_t i = 0; i < count && status == FIXSTEP_OK; ++i) {
+    const unsigned char* element = bytes + i * (leaf->byte_length / count);
+    if (words) {
+      values[i] = fx_number_of_words(element);
+    } else if (!fx_number_of(leaf->dtype, element, &values[i])) {
+      status = fx_fail(out_error, FIXSTEP_INVALID_ARGUMENT, "%s: a %s is no plain number", path.data,
+                       fixstep_dtype_name(leaf->dtype));
+    }
+  }
+  free(bytes);
+  fx_text_release(&path);
+  if (status != FIXSTEP_OK) {
+    free(values);
+    return status;
+  }
+  *out_count = count;
+  *out_values = values;
+  return FIXSTEP_OK;
+}
+
+// The mean of the ratios that count; `out_found` is false where the metric has none.
+static status_t read_mean_ratio(fixstep_session_t* session, const buffers_t* sums, const char* metric, bool* out_found,
+                                double* out_value, fixstep_error_t** out_error) {
+  static const char* const words[] = {"ratios", "weight", "counted"};
+  double* parts[3] = {NULL, NULL, NULL};
+  size_t counts[3];
+  status_t status = FIXSTEP_OK;
+  for (size_t i = 0; i < 3 && status == FIXSTEP_OK; ++i) {
+    status = read_sums(session, sums, words[i], metric, &counts[i], &parts[i], out_error);
+  }
+  *out_found = status == FIXSTEP_OK && parts[0] && parts[1] && parts[2] && counts[0] == counts[1] &&
+               counts[0] == counts[2];
+  double total = 0;
+  size_t counted = 0;
+  for (size_t i = 0; *out_found && i < counts[0]; ++i) {
+    if (parts[2][i] == 0) continue;
+    if (parts[1][i] != 0) total += parts[0][i] / parts[1][i];
+    ++counted;
+  }
+  *out_value = counted ? total / (double)counted : (double)NAN;
+  for (size_t i = 0; i < 3; ++i) free(parts[i]);
+  return status;
+}
+
 fixstep_status_t fixstep_session_read_average(fixstep_session_t* session, const char* function, const char* metric,
                                               double* out_value, fixstep_error_t** out_error) {
   *out_value = (double)NAN;
@@ -130,6 +195,8 @@ fixstep_status_t fixstep_session_read_average(fixstep_session_t* session, const 
     if (status == FIXSTEP_OK && count != 0) *out_value = total;
     return status;
   }
+  status = read_mean_ratio(session, sums, metric, &found, out_value, out_error);
+  if (status != FIXSTEP_OK || found) return status;
   status = read_sum(session, sums, "sum", metric, &found, &total, out_error);
   if (status == FIXSTEP_OK && !found) {
     status = read_sum(session, sums, "logsum", metric, &found, &total, out_error);

@@ -82,7 +82,7 @@ static bool parse(int count, char** words, options_t* options) {
     if (code == 't') options->session.target = optarg;
     if (code == 'D') options->session.device = optarg;
     if (code == 'e') good = parse_number(optarg, &options->epochs) && good;
-    if (code == 'b') good = parse_number(optarg, &options->batch_size) && good;
+    if (code == 'b') good = parse_number(optarg, &options->batch_size) && options->batch_size && good;
     if (code == 'k') good = parse_number(optarg, &options->keep) && good;
     if (code == 's') good = parse_number(optarg, &options->seed) && good;
     if (code == 'n') options->in_order = true;
@@ -95,7 +95,7 @@ static bool parse(int count, char** words, options_t* options) {
 
 // The metric that a sum is of; NULL for what sums are divided by.
 static const char* metric_of(const char* path) {
-  static const char* const words[] = {"sum/", "logsum/", "total/"};
+  static const char* const words[] = {"sum/", "logsum/", "ratios/", "total/"};
   for (size_t i = 0; i < sizeof(words) / sizeof(*words); ++i) {
     size_t length = strlen(words[i]);
     if (strncmp(path, words[i], length) == 0) return path + length;
@@ -182,8 +182,29 @@ static fixstep_status_t open_data(const options_t* options, run_t* run, const ch
   return fixstep_data_open_batches(path, leaves, batch_size, /*keep_last=*/false, out_data, &run->error);
 }
 
+// Refuses a batch size that the artifact does not take, as `fixstep run` does.
+static fixstep_status_t check_batch_size(const options_t* options, run_t* run) {
+  int64_t low, high, multiple;
+  bool several = fixstep_artifact_sizes(run->artifact, &low, &high, &multiple);
+  unsigned long long asked = options->batch_size, least = (unsigned long long)low, most = (unsigned long long)high;
+  if (!asked || asked == most) return FIXSTEP_OK;
+  if (several && asked >= least && asked <= most && asked % (unsigned long long)multiple == 0) return FIXSTEP_OK;
+  const size_t room = 160;  // four numbers of 20 digits and 60 characters
+  run->message = malloc(room);
+  if (!run->message) return FIXSTEP_OUT_OF_MEMORY;
+  int length = snprintf(run->message, room, "--batch-size %llu: the artifact takes ", asked);
+  char* rest = run->message + length;
+  if (several) {
+    snprintf(rest, room - (size_t)length, "%llu to %llu, multiples of %lld", least, most, (long long)multiple);
+  } else {
+    snprintf(rest, room - (size_t)length, "%llu alone", most);
+  }
+  return FIXSTEP_DATA_ERROR;
+}
+
 static fixstep_status_t open_all(const options_t* options, run_t* run) {
   fixstep_status_t status = fixstep_artifact_open(options->artifact, &run->artifact, &run->error);
+  if (status == FIXSTEP_OK) status = check_batch_size(options, run);
   if (status == FIXSTEP_OK) status = open_data(options, run, options->data, "step", &run->data);
   if (status == FIXSTEP_OK && options->validate) {
     status = open_data(options, run, options->validate, "evaluate", &run->validation);
