@@ -164,7 +164,9 @@ def _check_average(name: str, label: int | None, average: str | None) -> None:
     if average not in (None, "macro"):
         raise ProgramError(f"{name}: expected average='macro', or none, got {average!r}")
     if average and label is not None:
-        raise ProgramError(f"{name}: label={label} names one class, and average={average!r} all of them; give one of them")
+        raise ProgramError(
+            f"{name}: label={label} names one class, and average={average!r} all of them; give one of them"
+        )
 
 
 def _positives(
