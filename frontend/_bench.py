@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fixstep.frontend._verify import made_up, reference, zeros
-from fixstep.runtime._session import load
+from fixstep.frontend._reference import reference, zeros
+from fixstep.frontend._verify import made_up
+from fixstep.runtime._load import load
 
 
 @dataclasses.dataclass(frozen=True)

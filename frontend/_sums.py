@@ -2,8 +2,8 @@
 
 The average of a ratio is not the average of its values: the precision of an epoch is all true positives over all
 predicted ones, and a short batch weighs as much as it has examples. A step may therefore return, in place of a number,
-what has to be added up (`Ratio`, `ExpRatio`, `MeanRatio`, `Total`). The metric of one step is its value; the metric of an epoch is
-read from the sums at the end.
+what has to be added up (`Ratio`, `ExpRatio`, `MeanRatio`, `Total`). The metric of one step is its value; the metric of
+an epoch is read from the sums at the end.
 """
 
 from __future__ import annotations

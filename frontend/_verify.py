@@ -9,44 +9,28 @@ few roundings of the leaf's dtype at the leaf's own scale. No step is excused by
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-import re
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 
 from fixstep import targets
+from fixstep.frontend._reference import Calls, Runs, deviation, has, run_more, run_reference
 from fixstep.frontend._seed import is_key
 from fixstep.runtime._artifact import Artifact
-from fixstep.runtime._session import load
+from fixstep.runtime._load import load
 from fixstep.runtime._signature import Array, LeafSpec, describe, flatten
 from fixstep.runtime._sizes import Sizes
 from fixstep.targets.errors import DataError
 
-# Perturbed runs of JAX. Their largest deviation is a lower estimate of the noise: only the start is moved, while a
-# program that rounds otherwise moves every operation. Hence the factor; a fault is larger by orders of magnitude.
-RUNS = 4
+# The largest deviation among JAX's own runs is a lower estimate of the noise: only the start is moved, while a program
+# that rounds otherwise moves every operation. Hence the factor; a fault is larger by orders of magnitude.
 NOISE = 32.0
-# And so many more where a leaf fails whose bound is mostly noise: a search that takes any step size once it has nothing
-# left to find shows how far they scatter in some runs only. What JAX repeats exactly is judged as strictly as before.
-MORE_RUNS = 16
 # Roundings allowed whatever JAX shows: sums are added in another order, and the elementary functions of XLA and IREE
 # differ by a few units in the last place.
 ROUNDINGS = 64.0
-
-# Half precision inside of a step hides that wider leaves moved by a unit in their own last place. There the start also
-# moves by this part of a unit of the narrower type, so that some of what is rounded to it becomes another number.
-HALF_UNIT = 0.25
-
-_STEP = re.compile(r"^metrics of step \d+/")
-_NARROWED = re.compile(rb"\(tensor<[^>]*f(?:32|64)>\) -> tensor<[^>]*?(b?f16)>")
-_FUNCTION = re.compile(rb"^\s*func\.func (?:public |private )?@\"?(\w+)", re.MULTILINE)
-_UNITS = {b"f16": 2.0**-10, b"bf16": 2.0**-7}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,10 +143,10 @@ def verify_artifact(
     tried = _tried_sizes(artifact.sizes)
     steps = max(steps, len(tried))
     data = [_values(artifact, "batch", batches[i % len(batches)], tried[i % len(tried)], rng) for i in range(steps)]
-    given = _values(artifact, "inputs", inputs, tried[-1], rng) if _has(artifact, "predict") else []
+    given = _values(artifact, "inputs", inputs, tried[-1], rng) if has(artifact, "predict") else []
     results: list[Verification] = []
     skipped: dict[str, str] = {}
-    expected: _Runs | None = None
+    expected: Runs | None = None
     for entry in artifact.manifest["targets"]:
         text = entry["text"]
         if target is not None and target not in (text, text.partition(":")[0]):
@@ -172,21 +156,17 @@ def verify_artifact(
             skipped[text] = reason
             continue
         got, start = _run_compiled(path, text, artifact, data, given)
+        calls = Calls(artifact, start, data, given)
         if expected is None:
-            expected = _run_reference(artifact, start, data, given, rng)
+            expected = run_reference(calls, rng)
         found = _compare(got, expected)
+        # What JAX repeats exactly is judged as strictly as before.
         if any(not leaf.passed and NOISE * expected.noise[leaf.path] > leaf.bound / 2 for leaf in found):
-            more = _noise(artifact, expected.leaves, start, data, given, [0.0] * MORE_RUNS, rng)
-            noise = {path: max(value, more[path]) for path, value in expected.noise.items()}
-            expected = dataclasses.replace(expected, noise=noise)
+            expected = run_more(calls, expected, rng)
             found = _compare(got, expected)
         leaves = sorted(found, key=lambda leaf: -leaf.severity)
         results.append(Verification(text, steps, tuple(leaves)))
     return tuple(results), skipped
-
-
-def _has(artifact: Artifact, function: str) -> bool:
-    return function in artifact.manifest["functions"]
 
 
 def _tried_sizes(sizes: Sizes | None) -> list[int | None]:
@@ -239,17 +219,6 @@ def _value(leaf: Any, spec: LeafSpec, rng: np.random.Generator) -> Array:
     return np.asarray(real + 1j * rng.standard_normal(spec.shape) if kind == "c" else real).astype(spec.numpy_dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Runs:
-    """Each leaf that JAX computed, by path; how far it moved when the start moved by one unit in the last place; and
-    the unit of the type that `init` computes in.
-    """
-
-    leaves: dict[str, Array]
-    noise: dict[str, float]
-    init_unit: float
-
-
 def _run_compiled(
     path: str | os.PathLike[str], target: str, artifact: Artifact, data: list[list[Array]], inputs: list[Array]
 ) -> tuple[dict[str, Array], list[Array]]:
@@ -279,133 +248,7 @@ def _named(specs: tuple[LeafSpec, ...], arrays: list[Array]) -> dict[str, Array]
     return {spec.path: array for spec, array in zip(specs, arrays[: len(specs)], strict=True)}
 
 
-def _run_reference(
-    artifact: Artifact, start: list[Array], data: list[list[Array]], inputs: list[Array], rng: np.random.Generator
-) -> _Runs:
-    base = _run_jax(artifact, start, data, inputs)
-    text = bytes(artifact.member("program.mlir"))
-    narrow = max((_UNITS[name] for name in _NARROWED.findall(text)), default=0.0)
-    moves = [0.0] * RUNS + [HALF_UNIT * narrow] * bool(narrow)
-    return _Runs(base, _noise(artifact, base, start, data, inputs, moves, rng), _init_unit(text))
-
-
-def _noise(
-    artifact: Artifact,
-    base: dict[str, Array],
-    start: list[Array],
-    data: list[list[Array]],
-    inputs: list[Array],
-    moves: list[float],
-    rng: np.random.Generator,
-) -> dict[str, float]:
-    """How far each leaf moves at most when everything at the start does, by `_moved` with each of `moves`."""
-    noise = dict.fromkeys(base, 0.0)
-    for least in moves:
-        moved_data = [[_moved(array, rng, least) for array in arrays] for arrays in data]
-        moved_start = [_moved(array, rng, least) for array in start]
-        moved = _run_jax(artifact, moved_start, moved_data, [_moved(array, rng, least) for array in inputs])
-        for path, leaf in base.items():
-            noise[path] = max(noise[path], _deviation(moved[path], leaf))
-    return _carried_on(noise)
-
-
-def _init_unit(text: bytes) -> float:
-    """The unit of float32 where `init` computes in it: random numbers often are drawn in it, whatever they become."""
-    pieces = _FUNCTION.split(text)
-    bodies = [body for name, body in zip(pieces[1::2], pieces[2::2], strict=True) if name == b"init"]
-    return float(jnp.finfo(jnp.float32).eps) if any(b"f32>" in body for body in bodies) else 0.0
-
-
-def _carried_on(noise: dict[str, float]) -> dict[str, float]:
-    """A metric's noise in a step is at least that of the steps before it.
-
-    A metric that is rounded coarsely on its way (a loss computed in bfloat16, or one that became tiny by cancellation)
-    shows none in most single steps.
-    """
-    largest: dict[str, float] = {}
-    carried = {}
-    for path, value in noise.items():  # in the order of the steps
-        metric = _STEP.sub("metrics/", path)
-        largest[metric] = max(largest.get(metric, 0.0), value)
-        carried[path] = largest[metric]
-    return carried
-
-
-def _run_jax(artifact: Artifact, start: list[Array], data: list[list[Array]], inputs: list[Array]) -> dict[str, Array]:
-    found: dict[str, Array] = {}
-    with jax.enable_x64(True):
-        if _has(artifact, "init"):
-            words = [np.uint32(0), np.uint32(0)]
-            found |= _labelled("init", artifact.signature("init", "state"), _jitted(artifact, "init")(*words))
-        step = _jitted(artifact, "step")
-        state = start
-        for index, arrays in enumerate(data):
-            results = step(*state, *zeros(artifact, "step"), *arrays)
-            state = [np.asarray(leaf) for leaf in results[: len(start)]]
-            found |= _labelled(f"metrics of step {index + 1}", artifact.signature("step", "metrics"), results)
-        found |= _labelled("state", artifact.signature("step", "state"), state)
-        if _has(artifact, "evaluate"):
-            results = _jitted(artifact, "evaluate")(*state, *zeros(artifact, "evaluate"), *data[-1])
-            found |= _labelled("evaluate", artifact.signature("evaluate", "metrics"), results)
-        if _has(artifact, "predict"):
-            results = _jitted(artifact, "predict")(*state, *inputs)
-            outputs = tuple(
-                dataclasses.replace(s, path=s.path or "output") for s in artifact.signature("predict", "outputs")
-            )
-            found |= _labelled("predict", outputs, results)
-    return found
-
-
-def reference(artifact: Artifact, function: str) -> Any:
-    """The function as JAX exported it, before the rewrites; `.call` takes and returns flat lists of leaves."""
-    return jax.export.deserialize(bytearray(artifact.member(f"reference/{function}.jax")))
-
-
-def _jitted(artifact: Artifact, function: str) -> Callable[..., Any]:
-    """The reference, compiled once for all runs."""
-    return _jit(bytes(artifact.member(f"reference/{function}.jax")))
-
-
-@functools.lru_cache(maxsize=8)
-def _jit(exported: bytes) -> Callable[..., Any]:
-    function = jax.export.deserialize(bytearray(exported))
-    jitted = jax.jit(function.call)
-    # Two-bit integers are exported as bytes: JAX does not write them down.
-    dtypes = [aval.dtype for aval in function.in_avals]
-
-    def call(*args: Any) -> Any:
-        return jitted(*(a if a.dtype == d else np.asarray(a).astype(d) for a, d in zip(args, dtypes, strict=True)))
-
-    return call
-
-
-def zeros(artifact: Artifact, function: str) -> list[Array]:
-    """Accumulators of a function at their start."""
-    return [np.zeros(spec.shape, spec.numpy_dtype) for spec in artifact.signature(function, "accumulators")]
-
-
-def _labelled(prefix: str, specs: tuple[LeafSpec, ...], results: Sequence[Any]) -> dict[str, Array]:
-    """The last results under their paths."""
-    last = results[len(results) - len(specs) :]
-    return {
-        f"{prefix}/{spec.path}": np.asarray(leaf).astype(spec.numpy_dtype, copy=False)
-        for spec, leaf in zip(specs, last, strict=True)
-    }
-
-
-def _moved(array: Array, rng: np.random.Generator, least: float = 0.0) -> Array:
-    """Each float moved by one unit in the last place, or `least` times itself if that is more, up or down; zeros,
-    infinities and other types stay.
-    """
-    dtype = array.dtype
-    if not jnp.issubdtype(dtype, jnp.floating):
-        return array
-    step = (rng.integers(0, 2, array.shape) * 2 - 1) * max(float(ml_dtypes.finfo(dtype).eps), least)
-    wide: Array = array.astype(np.float64 if dtype.itemsize < 8 else np.longdouble)
-    return np.asarray(np.where(np.isfinite(wide), wide * (1 + step), wide)).astype(dtype)
-
-
-def _compare(got: dict[str, Array], expected: _Runs) -> list[LeafResult]:
+def _compare(got: dict[str, Array], expected: Runs) -> list[LeafResult]:
     results = []
     for path, leaf in expected.leaves.items():
         finite = np.abs(leaf[np.isfinite(leaf)].astype(np.complex128)) if leaf.dtype.kind != "b" else np.zeros(0)
@@ -416,21 +259,5 @@ def _compare(got: dict[str, Array], expected: _Runs) -> list[LeafResult]:
             # Devices make 0 of subnormal numbers, or not, as they like; XLA does on the CPU.
             unit = max(float(limits.eps), expected.init_unit if path.startswith("init/") else 0.0)
             bound += ROUNDINGS * unit * scale + float(limits.smallest_normal)
-        results.append(LeafResult(path, leaf.dtype.name, _deviation(got[path], leaf), bound, scale))
+        results.append(LeafResult(path, leaf.dtype.name, deviation(got[path], leaf), bound, scale))
     return results
-
-
-def _deviation(got: Array, expected: Array) -> float:
-    """The largest difference; infinite where one is NaN or infinite and the other is not the same."""
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return float("inf")
-    if got.size == 0:
-        return 0.0
-    wide = np.complex128 if got.dtype.kind == "c" else np.float64
-    if got.dtype.kind in "iub":
-        return float(np.max(np.abs(got.astype(object) - expected.astype(object)))) if (got != expected).any() else 0.0
-    a, b = got.astype(wide), expected.astype(wide)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    with np.errstate(invalid="ignore", over="ignore"):
-        difference = np.where(same, 0.0, np.abs(a - b))
-    return float(np.where(np.isnan(difference), np.inf, difference).max())

@@ -4,8 +4,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fixstep.runtime._artifact import Artifact
+from fixstep.runtime._load import load
 from fixstep.runtime._metrics import Metric, Metrics
-from fixstep.runtime._session import Session, load
+from fixstep.runtime._session import Session
 from fixstep.runtime._signature import LeafSpec
 from fixstep.targets.errors import (
     ArtifactError,

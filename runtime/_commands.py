@@ -10,9 +10,9 @@ from fixstep.runtime._artifact import Artifact
 from fixstep.runtime._checkpoint import CheckpointDirectory, read_checkpoint
 from fixstep.runtime._cli import DONE, Run
 from fixstep.runtime._inspect import describe_artifact
+from fixstep.runtime._load import load
 from fixstep.runtime._npz import load_npz
 from fixstep.runtime._predict import choose_inputs, predict_all, write_predictions
-from fixstep.runtime._session import load
 from fixstep.runtime._signature import describe
 from fixstep.runtime._weights import write_weights
 from fixstep.targets.errors import CheckpointError, DataError

@@ -19,6 +19,7 @@ from fixstep.runtime._cli import DONE, Run
 from fixstep.runtime._data import ArrayData, Source, load_npz, load_source
 from fixstep.runtime._events import On
 from fixstep.runtime._filters import every
+from fixstep.runtime._load import load
 from fixstep.runtime._loop import Loop, RunResult
 from fixstep.runtime._metrics_log import MetricsLog
 from fixstep.runtime._monitors import EarlyStop, HaltOnNonFinite, ReduceOnPlateau
@@ -35,7 +36,7 @@ from fixstep.runtime._run_options import (
     given,
     value_of,
 )
-from fixstep.runtime._session import Session, load
+from fixstep.runtime._session import Session
 from fixstep.runtime._signature import check
 from fixstep.runtime._user_code import import_callable
 from fixstep.runtime._weights import load_weights

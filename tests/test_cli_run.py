@@ -15,7 +15,7 @@ import pytest
 from fixstep.runtime import _cli
 from fixstep.runtime._checkpoint import read_checkpoint
 from fixstep.runtime._cli import main
-from fixstep.runtime._session import load
+from fixstep.runtime._load import load
 
 START = "import sys; from fixstep.runtime._cli import main; sys.exit(main())"
 

@@ -11,10 +11,10 @@ import pytest
 from fixstep.runtime._checkpoints import Checkpoints
 from fixstep.runtime._data import ArrayData
 from fixstep.runtime._events import CONTINUE, HALT_LOOP
+from fixstep.runtime._load import load
 from fixstep.runtime._loop import Loop
 from fixstep.runtime._metrics_log import MetricsLog
 from fixstep.runtime._progress import Progress
-from fixstep.runtime._session import load
 from fixstep.targets.errors import CheckpointError, DataError, NonFiniteError, ProgramError, TemplateError
 
 BATCHES = 6  # an epoch
