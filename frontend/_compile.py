@@ -12,9 +12,9 @@ from typing import Any
 
 from fixstep.frontend import _iree
 from fixstep.frontend._dtypes import check_leaves, check_operations
-from fixstep.frontend._fixpoint import Template, infer_template
 from fixstep.frontend._lower import Lowered, groups_to_json, lower
 from fixstep.frontend._program import Program
+from fixstep.frontend._template import Template, infer_template
 from fixstep.frontend._verify import Verification, verify_artifact
 from fixstep.frontend.sizes import symbolic_axes
 from fixstep.runtime._artifact import write_artifact

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from fixstep.frontend._fixpoint import Template
 from fixstep.frontend._lower import Lowered
+from fixstep.frontend._template import Template
 from fixstep.runtime._signature import LeafSpec
 from fixstep.targets._base import Target
 from fixstep.targets.errors import TargetError

@@ -29,10 +29,10 @@ from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from fixstep.frontend._fixpoint import Template
 from fixstep.frontend._locations import user_line
 from fixstep.frontend._shared import share_constants
 from fixstep.frontend._sums import COUNT, accumulators, add
+from fixstep.frontend._template import Template
 from fixstep.frontend.narrow import NARROW, without_narrow_types
 from fixstep.frontend.rewrites import _walk as walk
 from fixstep.frontend.rewrites import rewrite_function, rewrite_module, unlowerable_operations

@@ -11,8 +11,8 @@ import pytest
 from jax.experimental import io_callback
 
 from fixstep.frontend._captures import LARGE_BYTES, find_captures, find_effects
-from fixstep.frontend._fixpoint import infer_template
 from fixstep.frontend._program import Program
+from fixstep.frontend._template import infer_template
 
 X = np.ones((8, 3), np.float32)
 TABLE = np.ones((3, 128, 64), np.float32)

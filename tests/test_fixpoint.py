@@ -13,9 +13,9 @@ import pytest
 from flax import linen, nnx
 from flax.training.train_state import TrainState
 
-from fixstep.frontend._fixpoint import infer_template
 from fixstep.frontend._program import Program
 from fixstep.frontend._sums import COUNT, accumulators
+from fixstep.frontend._template import infer_template
 from fixstep.runtime._signature import LeafSpec
 from fixstep.targets.errors import FixpointError
 

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from fixstep.frontend._fixpoint import infer_template
 from fixstep.frontend._program import Program
+from fixstep.frontend._template import infer_template
 
 OPTIMIZERS = {
     "sgd": lambda: optax.sgd(0.01, momentum=0.9),

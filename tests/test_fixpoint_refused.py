@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fixstep.frontend._fixpoint import infer_template
 from fixstep.frontend._program import Program
+from fixstep.frontend._template import infer_template
 from fixstep.targets.errors import FixpointError, ProgramError
 
 X = np.ones((8, 3), np.float32)

@@ -8,7 +8,7 @@ import pytest
 from flax import linen
 
 from fixstep.frontend import trainer
-from fixstep.frontend._fixpoint import infer_template
+from fixstep.frontend._template import infer_template
 from fixstep.targets.errors import ProgramError
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
