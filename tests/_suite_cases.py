@@ -684,6 +684,34 @@ def sums_of_masked_integers() -> Built:
     return {"w": jnp.ones((8, 6), jnp.int32)}, step, rows()
 
 
+@case("element types")
+def products_of_narrow_integers() -> Built:
+    """Matrices, convolutions and sums whose factors are widened, in shapes that fill vectors and that do not."""
+
+    def step(state: Any, batch: Any) -> Any:
+        x = (batch["x"] * 40).astype(jnp.int8)  # (8, 6)
+        metrics = {}
+        for dtype in ("int8", "uint16"):
+            a, b = x.astype(dtype), jnp.tile(x.astype(dtype), (2, 2))[:, :8]  # (8, 6), (16, 8)
+            wide_a, wide_b = a.astype(jnp.int32), b.astype(jnp.int32)
+            window = b.reshape(1, 16, 8, 1)
+            metrics[dtype] = {
+                "rows": wide_a @ wide_a.T,
+                "aligned": wide_b @ wide_b.T,
+                "preferred": jnp.dot(b.T, b, preferred_element_type=jnp.int32),
+                "wrapping": a @ a.T,
+                "vector": jnp.dot(b, b[0], preferred_element_type=jnp.int32),
+                "summed": (wide_b[:, None] * wide_b[None]).sum(-1),
+                "window": jax.lax.conv_general_dilated(
+                    window, b[:3, :3, None, None], (1, 1), "SAME",
+                    dimension_numbers=("NHWC", "HWIO", "NHWC"), preferred_element_type=jnp.int32,
+                ),
+            }  # fmt: skip
+        return {"seen": state["seen"] + metrics["int8"]["aligned"][0, 0]}, metrics
+
+    return {"seen": jnp.int32(0)}, step, rows()
+
+
 @case("linear algebra")
 def a_third_power() -> Built:
     """Its gradient adds products and products transposed."""

@@ -87,6 +87,23 @@ def constant_indices(a):
     return a.at[j].set(3.0, mode="drop"), a.at[j].add(3.0, mode="drop"), a[j]
 
 
+def whole_arrays(m):
+    """No index at all; IREE wants a dimension to scatter along."""
+    numbers = lax.ScatterDimensionNumbers((1, 2), (), ())
+    rows = jnp.stack([m, m * 2, m * 3])
+    return (
+        m.at[:].set(m * 2),
+        m.at[...].add(m),
+        m[0, 0].at[()].set(m[1, 1]),
+        m[0, 0].at[...].max(3.0),
+        m.at[:].apply(jnp.sin),
+        jax.vmap(lambda row: row.at[:].set(row[::-1]))(m),
+        lax.scatter_add(m, jnp.zeros((3, 0), jnp.int32), rows, numbers),
+        lax.scatter(m, jnp.zeros((3, 0), jnp.int32), rows, numbers),
+        jax.grad(lambda v: (v.at[:].set(v**2) * v.at[:].get() ** 3).sum())(m),
+    )
+
+
 def signs_of_zero(a, j):
     z = a * 0
     return 1 / z.at[j].add(-0.0), 1 / z.at[j].min(5.0)
@@ -103,6 +120,7 @@ def signs_of_zero(a, j):
         (gradients, M, J),
         (segments, M, J),
         (constant_indices, A),
+        (whole_arrays, M),
         (signs_of_zero, A, J),
     ],
     ids=lambda case: case[0].__name__,

@@ -58,6 +58,19 @@ def test_largest(dtype, length):
     run(lambda v: (lax.top_k(v, 9), lax.top_k(v.reshape(2, -1), 3)), keys(dtype, length)).check()
 
 
+@pytest.mark.parametrize("length", [40, 3000])
+def test_approximately_largest(length):
+    x = np.random.default_rng(0).permutation(length).astype(np.float32)
+
+    def both(v):
+        rows = v.reshape(2, -1)
+        return lax.approx_max_k(v, 9), lax.approx_min_k(rows, 3), lax.approx_max_k(rows, 1, reduction_dimension=0)
+
+    run(both, x).check()
+    gradient = jax.grad(lambda v: (lax.approx_min_k(v, 5)[0] * jnp.arange(5.0)).sum())
+    run(gradient, x).check()
+
+
 def test_long_sorts_and_shuffles():
     data = np.array([0, 3], np.uint32)
 

@@ -11,6 +11,7 @@ update that changes nothing; for an assignment into a margin of the operand that
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,6 +35,8 @@ _CLIP = lax.GatherScatterMode.CLIP
 def _reducing_rule(primitive: Any) -> None:
     def scatter_reduce(operand: Array, indices: Array, updates: Array, **params: Any) -> Array | None:
         """A scatter that combines: updates out of range become the one that changes nothing."""
+        if indices.shape[-1] == 0:
+            return _without_index(primitive, scatter_reduce, operand, indices, updates, params)
         if not _needs_rule(operand, indices, params):
             return None
         inside = _inside(operand, indices, updates, params["dimension_numbers"])
@@ -54,6 +57,8 @@ for _primitive in _REDUCING:
 @rule(lax.scatter_p)
 def scatter(operand: Array, indices: Array, updates: Array, **params: Any) -> Array | None:
     """A scatter that assigns: what is out of range lands in a margin that is cut off."""
+    if indices.shape[-1] == 0:
+        return _without_index(lax.scatter_p, scatter, operand, indices, updates, params)
     if not _assigns(params["update_jaxpr"]) and 0 not in (*operand.shape, *indices.shape):
         return _apply(operand, indices, updates, params)
     if not _needs_rule(operand, indices, params):
@@ -63,6 +68,23 @@ def scatter(operand: Array, indices: Array, updates: Array, **params: Any) -> Ar
         parts = [_assign(part(operand), indices, part(updates), params) for part in (lax.real, lax.imag)]
         return lax.complex(*parts)
     return _assign(operand, indices, updates, params)
+
+
+def _without_index(
+    primitive: Any, rule: Callable[..., Any], operand: Array, indices: Array, updates: Array, params: dict[str, Any]
+) -> Array:
+    """A scatter whose windows all begin at the start, as that of `x.at[:].set(y)`: IREE wants a dimension to scatter
+    along, so the operand gets one of length 1.
+    """
+    numbers = params["dimension_numbers"]
+    numbers = numbers._replace(
+        inserted_window_dims=(*numbers.inserted_window_dims, operand.ndim), scatter_dims_to_operand_dims=(operand.ndim,)
+    )
+    places = jnp.zeros((*indices.shape[:-1], 1), np.int32)
+    arguments = lax.expand_dims(operand, [operand.ndim]), places, updates
+    params = {**params, "dimension_numbers": numbers}
+    result = rule(*arguments, **params)
+    return lax.squeeze(primitive.bind(*arguments, **params) if result is None else result, [operand.ndim])
 
 
 def _apply(operand: Array, indices: Array, updates: Array, params: dict[str, Any]) -> Array | None:

@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax._src.lax import ann
 from jax._src.lax import lax as lax_internal
 
 from fixstep.frontend.rewrites._real import Array
@@ -79,6 +80,19 @@ def largest(operand: Array, *, k: int, axis: int, **_: Any) -> list[Array] | Non
     places = lax.broadcasted_iota(np.int32, operand.shape, axis)
     _, values, indices = sort(keys, operand, places, dimension=axis, is_stable=True, num_keys=1) or []
     return [lax.slice_in_dim(v, 0, k, axis=axis) for v in (values, indices)]
+
+
+@rule(ann.approx_top_k_p)
+def approximately_largest(
+    operand: Array, *, k: int, reduction_dimension: int, is_max_k: bool, aggregate_to_topk: bool, **_: Any
+) -> list[Array] | None:
+    """`approx_max_k` and `approx_min_k`, exactly, as JAX has them on every device but a TPU."""
+    if not aggregate_to_topk:
+        return None
+    axis = reduction_dimension % operand.ndim
+    turned = operand if is_max_k else -operand
+    values, indices = largest(turned, k=k, axis=axis) or lax.top_k(turned, k, axis=axis)
+    return [values if is_max_k else -values, indices]
 
 
 def _ordered_bits(x: Array) -> Array:

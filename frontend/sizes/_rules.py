@@ -255,10 +255,10 @@ def fft(masker: Masker, eqn: Any, operand: Any) -> Any:
     return masker.one(eqn, [operand])
 
 
-@rule("top_k")
+@rule("top_k", "approx_top_k")
 def top_k(masker: Masker, eqn: Any, operand: Any) -> Any:
     """The largest within each example."""
-    axis = eqn.params.get("axis", -1) % len(eqn.invars[0].aval.shape)
+    axis = eqn.params.get("axis", eqn.params.get("reduction_dimension", -1)) % len(eqn.invars[0].aval.shape)
     if axis in symbolic_axes(eqn.invars[0].aval):
         raise Unmaskable(_MIXES_EXAMPLES)
     return masker.bind(eqn, [operand])
