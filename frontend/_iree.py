@@ -18,6 +18,10 @@ from fixstep.frontend import _cache
 from fixstep.targets._base import Target
 from fixstep.targets.errors import CompileError, TargetError
 
+# The compiler computes some constants beforehand, and with some that are made of others it fails (those of `dct`). They
+# are then computed when the module is loaded.
+_CONSTANTS_FAILED = b"jit global source initialization order invalid"
+
 
 def compiler_version() -> str:
     """The version of iree-base-compiler, `3.13.0`."""
@@ -70,6 +74,8 @@ def _run(text: str, flags: list[str], target: Target, lines: Mapping[int, str], 
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "module.vmfb"
         done, edited = _compiled(text, flags, target, output)
+        if done.returncode and _CONSTANTS_FAILED in done.stderr:
+            done, edited = _compiled(text, [*flags, "--iree-opt-const-eval=false"], target, output)
         if done.returncode == 0:
             return output.read_bytes()
     if edited:

@@ -712,6 +712,38 @@ def products_of_narrow_integers() -> Built:
     return {"seen": jnp.int32(0)}, step, rows()
 
 
+@case("element types")
+def complex_numbers() -> Built:
+    """Orders, sums along an axis, convolutions and powers of complex numbers, and a state of them."""
+
+    def step(state: Any, batch: Any) -> Any:
+        z = jax.lax.complex(batch["x"], state["w"].real + batch["x"][::-1])
+        metrics = {
+            "order": jnp.argsort(z, axis=1),
+            "cumsum": jnp.cumsum(z, 1),
+            "cumprod": jnp.cumprod(z, 1),
+            "convolution": jnp.convolve(z[0], z[1]),
+            "power": z**2.5,
+            "sign": jnp.sign(z),
+            "quotient": z[0] / z[1:],
+        }
+        return {"w": (state["w"] + z.mean(0)) / 2}, metrics
+
+    return {"w": jnp.ones(6, jnp.complex64)}, step, rows()
+
+
+@case("indices")
+def every_second_element() -> Built:
+    """Slices with a step that are reversed, gathered and joined."""
+
+    def loss(p: Any, batch: Any) -> Any:
+        x = batch["x"] * p["w"]
+        taken = x[:, ::2][:, jnp.array([-1, 0])] + x[:, ::-3]
+        return ((taken**2).sum() + (jnp.concatenate([x[:, ::2], x[:, 1::2][:, ::-1]], 1) ** 3).sum()) * 0.1
+
+    return descent(lambda key: {"w": dense(key, 6)}, loss)
+
+
 @case("linear algebra")
 def a_third_power() -> Built:
     """Its gradient adds products and products transposed."""

@@ -106,3 +106,10 @@ def test_lengths_through_iree(length):
 def test_double_through_iree():
     with jax.enable_x64(True):
         run(lambda x: jnp.fft.fft(x), data((2, 30), np.float64, "fft")).check(rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [7, 8])
+def test_cosine_transforms(size):
+    """Their constants are made of others, which the compiler does not compute beforehand."""
+    x = np.random.default_rng(0).standard_normal((3, size)).astype(np.float32)
+    run(lambda v: (jax.scipy.fft.dct(v), jax.scipy.fft.idctn(v)), x).check(rtol=1e-5, atol=1e-5)

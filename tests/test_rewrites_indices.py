@@ -104,6 +104,23 @@ def whole_arrays(m):
     )
 
 
+def every_second(m, j):
+    """Read by index; IREE's vectors cannot read with a step."""
+    k = jnp.abs(j[:3]) % 2
+    return (
+        m[:, ::-2],
+        m[:, ::2].T[::-1],
+        m[:, ::2][::-1],
+        m[:, ::2][:, k],
+        m[:, ::2][k],
+        jnp.take_along_axis(m[:, ::2], (m[:, ::2] > 0).astype(jnp.int32), 1),
+        jnp.concatenate([m[:, ::2], m[:, 1::2][:, ::-1]], 1),
+        jnp.diagonal(m)[::2][::-1],
+        jnp.convolve(m[0, ::2], m[1, ::2]),
+        jax.grad(lambda v: (v[:, ::-2] ** 3).sum())(m),
+    )
+
+
 def signs_of_zero(a, j):
     z = a * 0
     return 1 / z.at[j].add(-0.0), 1 / z.at[j].min(5.0)
@@ -121,6 +138,7 @@ def signs_of_zero(a, j):
         (segments, M, J),
         (constant_indices, A),
         (whole_arrays, M),
+        (every_second, M, J),
         (signs_of_zero, A, J),
     ],
     ids=lambda case: case[0].__name__,

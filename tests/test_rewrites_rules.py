@@ -16,6 +16,7 @@ TESTED_IN = {
     "_accumulate": "sums",
     "_arctangent": "numbers",
     "_cholesky": "linear_algebra",
+    "_complex_functions": "complex",
     "_conversion": "numbers",
     "_cumulative": "sums",
     "_exponential": "numbers",

@@ -10,6 +10,7 @@ from fixstep.frontend.rewrites import (  # noqa: F401  (each registers its rules
     _arctangent,
     _cholesky,
     _complex,
+    _complex_functions,
     _control,
     _conversion,
     _convolution,

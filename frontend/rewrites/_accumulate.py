@@ -4,9 +4,9 @@ Of integers: stands against IREE losing the sign of widened integers of 8 and 16
 widens them inside of a product on Vulkan: silently wrong in most shapes. A barrier keeps the widening outside; what is
 narrower than the sum wraps the same afterwards.
 
-Of float16 and bfloat16: stands against IREE adding up their products in the narrow type: over 4,096 terms float16 is 9.5e-3 off where JAX is
-2.1e-4 off, and partial sums overflow. The result is asked for in float32 and converted afterwards, which is what XLA
-computes; gradients are products and convolutions of their own by the time rules see them.
+Of float16 and bfloat16: stands against IREE adding up their products in the narrow type: over 4,096 terms float16 is
+9.5e-3 off where JAX is 2.1e-4 off, and partial sums overflow. The result is asked for in float32 and converted
+afterwards, which is what XLA computes; gradients are products and convolutions of their own by the time rules see them.
 """
 
 from __future__ import annotations

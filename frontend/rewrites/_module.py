@@ -13,6 +13,7 @@ from fixstep.frontend.rewrites._gather import clamp_gathers
 from fixstep.frontend.rewrites._inline import inline_calls
 from fixstep.frontend.rewrites._replace import replace_operations
 from fixstep.frontend.rewrites._stable import keep_order_of_equals
+from fixstep.frontend.rewrites._strided import copy_strided_slices
 from fixstep.frontend.rewrites._unused import use_sorted_keys
 
 
@@ -28,6 +29,7 @@ def rewrite_module(module: Any) -> None:
         drop_added_zeros(module)
         clamp_gathers(module)
         replace_operations(module)
+        copy_strided_slices(module)
         hide_constants(module)
         keep_order_of_equals(module)
         copies = guard_copies(module)
