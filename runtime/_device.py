@@ -9,6 +9,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,11 +43,19 @@ _BYTE = np.dtype(np.uint8)
 _CARRIER = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
+# Who used each device last, by its identity.
+_last_users: weakref.WeakValueDictionary[int, Device] = weakref.WeakValueDictionary()
+
+
 class Device:
     """Buffers of one opened device, and the order of what it is asked to do.
 
     Work that does not finish at once is numbered: each call and each copy waits for the number before it.
     """
+
+    # Held here since `close` may be called when the interpreter has already emptied this module.
+    _is_finalizing = staticmethod(sys.is_finalizing)
+    _getpid = staticmethod(os.getpid)
 
     def __init__(self, hal_device: Any, *, memory: Memory = "host") -> None:
         """Take over a device.
@@ -79,7 +89,10 @@ class Device:
     def close(self) -> None:
         """Give the device back, now or when the last lent buffer is gone; every other buffer and module is gone."""
         self._is_closing = True
-        if self._lent or os.getpid() != self._process:  # in a forked child its threads would be waited for in vain
+        if self._lent or self._getpid() != self._process:  # in a forked child its threads would be waited for in vain
+            return
+        if self._is_finalizing():
+            self._settle()
             return
         with contextlib.suppress(DeviceError):  # one that failed is never given back
             self._wait()
@@ -87,6 +100,14 @@ class Device:
             self._semaphore = self._allocator = None
             hal, self._hal = self._hal, None
             released(hal)
+
+    def _settle(self) -> None:
+        """Wait for what is under way, at the end of the interpreter, which then lets the device go after all else."""
+        try:
+            if self._semaphore is not None:
+                self._semaphore.wait(self._last)
+        except Exception:  # nobody is left to be told that the device failed
+            pass
 
     @property
     def name(self) -> str:
@@ -166,11 +187,24 @@ class Device:
 
     def fences(self) -> tuple[Any, Any]:
         """The fence that the next piece of work has to wait for, and the one that it has to signal."""
+        self._take_turn()
         if self._semaphore is None:
             self._semaphore = self._hal.create_semaphore(0)
         self._last += 1
         create = ireert.HalFence.create_at
         return create(self._semaphore, self._last - 1), create(self._semaphore, self._last)
+
+    def _take_turn(self) -> None:
+        """Wait for the session that used the device last: the order of the work is that of one session alone.
+
+        Where a driver wakes work of two sessions at once, IREE may lose the device (targets/_queue.py).
+        """
+        other = _last_users.get(id(self._hal))
+        if other is not self:
+            if other is not None and other._hal is self._hal:
+                with contextlib.suppress(DeviceError):  # told of to the other one, when it waits itself
+                    other._wait()
+            _last_users[id(self._hal)] = self
 
     def forget_last(self) -> None:
         """Begin the order anew after work that could not be handed over: nothing will ever signal its number."""

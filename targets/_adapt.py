@@ -40,25 +40,6 @@ _CONSTANT = re.compile(r"%c(?:st)?(?:_\d+)?")
 _STORED = ("%arg", "%iterArg", "%adapted_")
 _VALUE = re.compile(_NAME)
 _NARROW = re.compile(r"(?<=x)b?f16$|^b?f16$")
-_MODULE = re.compile(r"^module( @\S+)?( attributes \{)?", re.MULTILINE)
-_OPENED = re.compile(r"^module.*\{$", re.MULTILINE)
-
-
-def one_queue(module: str, device: str) -> str:
-    """The module with its device named, and everything placed on that device's first queue.
-
-    Args:
-        module: the text, its first operation a `module` that opens on one line.
-        device: an attribute that makes a device, `#hal.device.alias<"vulkan"> : !hal.device`.
-    """
-    placed = "stream.affinity.default = #hal.device.affinity<@__device_0, [0]>"
-
-    def with_attribute(found: re.Match[str]) -> str:
-        name, others = found.group(1) or "", found.group(2)
-        return f"module{name} attributes {{{placed}" + (", " if others else "}")
-
-    attributed = _MODULE.sub(with_attribute, module, count=1)
-    return _OPENED.sub(lambda f: f"{f.group()} util.global private @__device_0 = {device}", attributed, count=1)
 
 
 def separate_narrow_products(module: str) -> str:

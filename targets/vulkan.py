@@ -19,7 +19,6 @@ import iree.runtime as ireert
 
 from fixstep.targets._adapt import (
     longest_reduction,
-    one_queue,
     round_integers_first,
     select_for_booleans,
     separate_movements,
@@ -29,6 +28,7 @@ from fixstep.targets._adapt import (
 from fixstep.targets._base import WITHOUT_ELEMENT_TYPE, CodeEdit, Memory
 from fixstep.targets._branches import separated_references
 from fixstep.targets._devices import choose, none_runs, opened
+from fixstep.targets._queue import one_after_another, one_queue
 from fixstep.targets._spirv import exact_arithmetic
 from fixstep.targets.errors import TargetError
 
@@ -96,9 +96,10 @@ class Vulkan:
         return one_queue(adapted, device)
 
     def code_edits(self, module: str) -> tuple[CodeEdit, ...]:
-        """Arithmetic that the driver may not rearrange, and branches that lose no buffer."""
+        """Arithmetic that the driver may not rearrange, work in one order, and branches that lose no buffer."""
         exact = CodeEdit("executable-targets", "exact arithmetic, 2", exact_arithmetic)
-        return (exact, *separated_references(module))
+        ordered = CodeEdit("hal", "one after another", one_after_another)
+        return (exact, ordered, *separated_references(module))
 
     def unsupported(self, dtype: str) -> str | None:
         """What to use instead of a dtype that SPIR-V code does not hold or computes wrongly."""

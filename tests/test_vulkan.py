@@ -27,6 +27,7 @@ from fixstep.targets._adapt import (
     split_complex_selects,
 )
 from fixstep.targets._branches import separate_references
+from fixstep.targets._queue import one_after_another
 from fixstep.targets._spirv import exact_arithmetic
 from fixstep.targets.errors import DeviceError
 
@@ -350,6 +351,48 @@ def test_a_branch_hands_on_no_reference_that_is_used_behind_it():
     edited = separate_references(code)
     assert re.findall(r"= vm.select.ref %\w+, (%\w+),", edited) == ["%used"]
     assert f"^bb1(%edited_2_0 : {BUFFER}), ^bb2(%discarded, %before : " in edited
+
+
+def test_work_for_a_queue_is_done_in_one_order():
+    code = """\
+  util.func public @step$async(%arg0: !hal.buffer_view, %arg1: !hal.fence, %arg2: !hal.fence) {
+    %none = util.null : !hal.fence
+    %a = hal.device.queue.alloca<%d> affinity(%c) wait(%arg1) signal(%f0) : !hal.buffer
+    hal.device.queue.alloca<%d> affinity(%c) wait(%arg1) signal(%f1) : !hal.buffer
+    hal.device.queue.execute<%d> affinity(%c) wait(%f1) signal(%f2) commands([%1])
+    cf.cond_br %2, ^bb1, ^bb2
+  ^bb1:  // pred: ^bb0
+    hal.device.queue.dealloca<%d> affinity(%c) wait(%none) signal(%arg2) : !hal.buffer
+    util.return %a : !hal.buffer
+  }"""
+    edited = one_after_another(code).split("\n")
+    assert [line for line in edited if "queue." in line or "fence." in line] == [
+        "    %a = hal.device.queue.alloca<%d> affinity(%c) wait(%arg1) signal(%f0) : !hal.buffer",
+        '    %edited_3 = hal.fence.join at([%arg1, %f0]) flags("None") -> !hal.fence',
+        "    hal.device.queue.alloca<%d> affinity(%c) wait(%edited_3) signal(%f1) : !hal.buffer",
+        "    hal.device.queue.execute<%d> affinity(%c) wait(%f1) signal(%f2) commands([%1])",
+        '    %edited_5 = hal.fence.await until([%f2]) timeout_millis(%edited_5_ever) flags("None") : i32',
+        "    hal.device.queue.dealloca<%d> affinity(%c) wait(%arg1) signal(%arg2) : !hal.buffer",
+    ]
+
+
+@needs_device
+def test_sessions_that_share_a_device_take_turns(artifact):
+    """Neither waits for its own calls; each has the numbers that it has alone."""
+    rng = np.random.default_rng(0)
+    batches = [
+        {"x": rng.standard_normal((8, 4)).astype("float32"), "y": rng.standard_normal((8, 3)).astype("float32")}
+        for _ in range(20)
+    ]
+    alone, one, other = (load(artifact, target="vulkan", seed=3) for _ in range(3))
+    for batch in batches:
+        alone.step(batch)
+    for batch in batches:
+        one.step(batch)
+        other.step(batch)
+    expected = {path: leaf.tobytes() for path, leaf in alone.state().items()}
+    for session in (one, other):
+        assert {path: leaf.tobytes() for path, leaf in session.state().items()} == expected
 
 
 def test_a_boolean_selects():
