@@ -734,10 +734,11 @@ def complex_numbers() -> Built:
 
 @case("indices")
 def every_second_element() -> Built:
-    """Slices with a step that are reversed, gathered and joined."""
+    """Slices with a step that are reversed, gathered and joined, and ranges that are changed in place."""
 
     def loss(p: Any, batch: Any) -> Any:
         x = batch["x"] * p["w"]
+        x = x.at[1:5, 2:4].multiply(2.0).at[..., 1:4].add(1.0)
         taken = x[:, ::2][:, jnp.array([-1, 0])] + x[:, ::-3]
         return ((taken**2).sum() + (jnp.concatenate([x[:, ::2], x[:, 1::2][:, ::-1]], 1) ** 3).sum()) * 0.1
 

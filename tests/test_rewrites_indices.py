@@ -121,6 +121,30 @@ def every_second(m, j):
     )
 
 
+def ranges(m, j):
+    """Windows that are longer than 1, in range and not."""
+    n = j[2]
+    numbers = lax.ScatterDimensionNumbers((0, 1), (), (0, 1))
+    start, window = jnp.stack([j[2], j[2] - 1]), m[:2, :3]
+    several = lax.ScatterDimensionNumbers((1, 2), (), (0, 1))
+    many, windows = jnp.stack([jnp.stack([n, n * 9, n - 3]), jnp.stack([n, n - 2, n])], 1), m[:3, :4].reshape(3, 2, 2)
+    return (
+        m.at[1:3].add(m[:2]),
+        m.at[..., 1:4].multiply(2.0),
+        m.at[2:4, 1:3].min(0.0),
+        m.at[1:3, 2].max(m[:2, 1]),
+        m.at[2:].subtract(1.0),
+        jax.vmap(lambda row: row.at[1:3].multiply(3.0))(m),
+        [lax.scatter_add(m, start, window, numbers, mode=mode) for mode in ("drop", "clip")],
+        [lax.scatter_add(m, start * 9, window, numbers, mode=mode) for mode in ("drop", "clip")],
+        jax.grad(lambda v: (v.at[1:3].multiply(v[2:4]) ** 2).sum())(m),
+        jax.vmap(jax.grad(lambda v, i: (lax.dynamic_slice(v, (i,), (2,)) ** 2).sum()))(m, j[:6]),
+        jax.vmap(lambda v, i: lax.dynamic_update_slice(v, v[:2] * 9, (i,)))(m, j[:6]),
+        [lax.scatter_add(m, many, windows, several, mode=mode) for mode in ("drop", "clip")],
+        [lax.scatter(m, many[:2], windows[:2], several, mode=mode) for mode in ("drop", "clip")],
+    )
+
+
 def signs_of_zero(a, j):
     z = a * 0
     return 1 / z.at[j].add(-0.0), 1 / z.at[j].min(5.0)
@@ -138,6 +162,7 @@ def signs_of_zero(a, j):
         (segments, M, J),
         (constant_indices, A),
         (whole_arrays, M),
+        (ranges, M, J),
         (every_second, M, J),
         (signs_of_zero, A, J),
     ],

@@ -37,14 +37,25 @@ def _reducing_rule(primitive: Any) -> None:
         """A scatter that combines: updates out of range become the one that changes nothing."""
         if indices.shape[-1] == 0:
             return _without_index(primitive, scatter_reduce, operand, indices, updates, params)
-        if not _needs_rule(operand, indices, params):
+        numbers = params["dimension_numbers"]
+        ranges = _ranges(operand, updates, numbers) if 0 not in (*operand.shape, *indices.shape) else []
+        if ranges and math.prod(indices.shape[:-1]) == 1 and not numbers.operand_batching_dims:
+            return _combine_range(primitive, operand, indices, updates, params)
+        if not ranges and not _needs_rule(operand, indices, params):
             return None
-        inside = _inside(operand, indices, updates, params["dimension_numbers"])
+        inside = _inside(operand, indices, updates, numbers)
         nothing = lax.full_like(updates, _identity(primitive.name, updates.dtype))
         # Clipped indices may repeat even where the given ones do not, unless all are promised to be in range.
-        unique = params["unique_indices"] and params["mode"] != _DROP
+        mode = params["mode"]
+        unique = params["unique_indices"] and mode != _DROP
         params = {**params, "mode": _CLIP, "unique_indices": unique, "indices_are_sorted": False}
-        updates = lax.select(_per_update(inside, updates, params["dimension_numbers"]), updates, nothing)
+        if not ranges or mode != _CLIP:
+            updates = lax.select(_per_update(inside, updates, numbers), updates, nothing)
+        if ranges:
+            indices, updates, numbers = _element_by_element(
+                operand, _clipped(operand, indices, updates, numbers), updates, numbers, ranges
+            )
+            params |= {"dimension_numbers": numbers, "unique_indices": False}
         return primitive.bind(operand, indices, updates, **params)
 
     rule(primitive)(scatter_reduce)
@@ -61,6 +72,9 @@ def scatter(operand: Array, indices: Array, updates: Array, **params: Any) -> Ar
         return _without_index(lax.scatter_p, scatter, operand, indices, updates, params)
     if not _assigns(params["update_jaxpr"]) and 0 not in (*operand.shape, *indices.shape):
         return _apply(operand, indices, updates, params)
+    numbers = params["dimension_numbers"]
+    if params["mode"] == _CLIP and 0 not in (*operand.shape, *indices.shape) and _ranges(operand, updates, numbers):
+        return _assign_ranges(operand, indices, updates, params)
     if not _needs_rule(operand, indices, params):
         return None
     if operand.dtype.kind == "c" and _assigns(params["update_jaxpr"]):
@@ -85,6 +99,56 @@ def _without_index(
     params = {**params, "dimension_numbers": numbers}
     result = rule(*arguments, **params)
     return lax.squeeze(primitive.bind(*arguments, **params) if result is None else result, [operand.ndim])
+
+
+def _ranges(operand: Array, updates: Array, numbers: Any) -> list[int]:
+    """The dimensions along which a window is placed and longer than 1, as in `x.at[1:5].add(y)`."""
+    window = _window(operand, updates, numbers)
+    return sorted(d for d in numbers.scatter_dims_to_operand_dims if window[d] > 1)
+
+
+_COMBINED = {
+    "scatter-add": lax.add,
+    "scatter-sub": lax.sub,
+    "scatter-mul": lax.mul,
+    "scatter-min": lax.min,
+    "scatter-max": lax.max,
+}
+
+
+def _combine_range(primitive: Any, operand: Array, indices: Array, updates: Array, params: dict[str, Any]) -> Array:
+    """One window combined with what is there; IREE does not compile it as a scatter."""
+    numbers = params["dimension_numbers"]
+    window = _window(operand, updates, numbers)
+    old = lax.dynamic_slice(operand, _starts(operand, indices, numbers), window)
+    new = _COMBINED[primitive.name](old, lax.reshape(updates, window))
+    return _scattered(operand, indices, lax.reshape(new, updates.shape), numbers, params["mode"])
+
+
+def _element_by_element(
+    operand: Array, indices: Array, updates: Array, numbers: Any, ranges: list[int]
+) -> tuple[Array, Array, Any]:
+    """Indices, updates and numbers in which each element along a range has an index of its own; all are in range."""
+    window = _window(operand, updates, numbers)
+    lengths = [window[d] for d in ranges]
+    depth = indices.shape[-1]
+    wide = indices if indices.dtype.itemsize >= 4 else indices.astype(np.int32)
+    shape = (*indices.shape[:-1], *lengths, depth)
+    places = lax.broadcast_in_dim(wide, shape, [*range(indices.ndim - 1), len(shape) - 1])
+    for number, d in enumerate(ranges):
+        along = lax.broadcasted_iota(places.dtype, shape, indices.ndim - 1 + number)
+        component = np.arange(depth) == numbers.scatter_dims_to_operand_dims.index(d)
+        places = places + along * jnp.asarray(component, places.dtype)
+    single = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    windowed = dict(zip((d for d in range(operand.ndim) if d not in single), numbers.update_window_dims, strict=True))
+    moved, kept = ([windowed[d] for d in windowed if (d in ranges) == chosen] for chosen in (True, False))
+    others = [d for d in range(updates.ndim) if d not in numbers.update_window_dims]
+    updates = lax.transpose(updates, [*others, *moved, *kept])
+    numbers = numbers._replace(
+        update_window_dims=tuple(range(updates.ndim - len(kept), updates.ndim)),
+        inserted_window_dims=tuple(sorted([*numbers.inserted_window_dims, *ranges])),
+    )
+    return places, updates, numbers
 
 
 def _apply(operand: Array, indices: Array, updates: Array, params: dict[str, Any]) -> Array | None:
@@ -115,13 +179,29 @@ def _scattered(operand: Array, indices: Array, updates: Array, numbers: Any, mod
     """An assignment at one place, out of range as the mode says."""
     inside = _inside(operand, indices, updates, numbers)
     if mode == _CLIP:
-        window = _window(operand, updates, numbers)
-        last = [max(operand.shape[d] - window[d], 0) for d in numbers.scatter_dims_to_operand_dims]
-        indices = lax.clamp(
-            jnp.zeros_like(indices), indices, jnp.broadcast_to(jnp.asarray(last, indices.dtype), indices.shape)
-        )
+        indices = _clipped(operand, indices, updates, numbers)
         inside = jnp.ones_like(inside)
     return _assign_one(operand, indices, updates, inside, numbers)
+
+
+def _assign_ranges(operand: Array, indices: Array, updates: Array, params: dict[str, Any]) -> Array:
+    """An assignment of windows longer than 1, at places that are clipped, as of `dynamic_update_slice` by example."""
+    numbers = params["dimension_numbers"]
+    if math.prod(indices.shape[:-1]) == 1 and not numbers.operand_batching_dims:
+        return _scattered(operand, indices, updates, numbers, _CLIP)
+    indices = _clipped(operand, indices, updates, numbers)
+    ranges = _ranges(operand, updates, numbers)
+    indices, updates, numbers = _element_by_element(operand, indices, updates, numbers, ranges)
+    return lax.scatter(operand, indices, updates, numbers, mode=_CLIP)
+
+
+def _clipped(operand: Array, indices: Array, updates: Array, numbers: Any) -> Array:
+    """Indices whose windows lie within the operand."""
+    window = _window(operand, updates, numbers)
+    limit = np.iinfo(indices.dtype).max
+    last = [min(max(operand.shape[d] - window[d], 0), limit) for d in numbers.scatter_dims_to_operand_dims]
+    high = jnp.broadcast_to(jnp.asarray(last, indices.dtype), indices.shape)
+    return lax.clamp(jnp.zeros_like(indices), indices, high)
 
 
 def _assign(operand: Array, indices: Array, updates: Array, params: dict[str, Any]) -> Array:
@@ -139,6 +219,10 @@ def _assign(operand: Array, indices: Array, updates: Array, params: dict[str, An
     away = jnp.broadcast_to(outside.astype(wide.dtype), indices.shape)
     wide = lax.select(lax.broadcast_in_dim(inside, indices.shape, range(inside.ndim)), wide, away)
     params = {**params, "mode": _CLIP, "indices_are_sorted": False}
+    ranges = _ranges(operand, updates, numbers)
+    if ranges:
+        wide, updates, numbers = _element_by_element(padded, wide, updates, numbers, ranges)
+        params |= {"dimension_numbers": numbers, "unique_indices": False}
     if _assigns(params["update_jaxpr"]):
         result = lax.scatter(padded, wide, updates, numbers, mode=_CLIP, unique_indices=params["unique_indices"])
     else:
