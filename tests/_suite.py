@@ -42,7 +42,11 @@ NEVER: dict[str, dict[str, str]] = {
 }
 
 # What fails today and should not, by target: an entry that passes has to be taken out.
-TODAY: dict[str, dict[str, str]] = {"cpu": {}, "vulkan": {}, "cuda": {}}
+TODAY: dict[str, dict[str, str]] = {
+    "cpu": {},
+    "vulkan": {"ranges_of_columns": "a slice of columns at a computed place does not compile (memref.collapse_shape)"},
+    "cuda": {},
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -734,13 +734,30 @@ def complex_numbers() -> Built:
 
 @case("indices")
 def every_second_element() -> Built:
-    """Slices with a step that are reversed, gathered and joined, and ranges that are changed in place."""
+    """Slices with a step that are reversed, gathered and joined."""
 
     def loss(p: Any, batch: Any) -> Any:
         x = batch["x"] * p["w"]
-        x = x.at[1:5, 2:4].multiply(2.0).at[..., 1:4].add(1.0)
         taken = x[:, ::2][:, jnp.array([-1, 0])] + x[:, ::-3]
         return ((taken**2).sum() + (jnp.concatenate([x[:, ::2], x[:, 1::2][:, ::-1]], 1) ** 3).sum()) * 0.1
+
+    return descent(lambda key: {"w": dense(key, 6)}, loss)
+
+
+@case("indices")
+def ranges_of_rows() -> Built:
+    def loss(p: Any, batch: Any) -> Any:
+        x = batch["x"] * p["w"]
+        return (x.at[1:5].multiply(2.0).at[2:].add(x[2:]) ** 2).sum() * 0.1
+
+    return descent(lambda key: {"w": dense(key, 6)}, loss)
+
+
+@case("indices")
+def ranges_of_columns() -> Built:
+    def loss(p: Any, batch: Any) -> Any:
+        x = batch["x"] * p["w"]
+        return (x.at[1:5, 2:4].multiply(2.0).at[..., 1:4].add(1.0) ** 2).sum() * 0.1
 
     return descent(lambda key: {"w": dense(key, 6)}, loss)
 
