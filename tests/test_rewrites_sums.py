@@ -63,10 +63,20 @@ def test_partial_sums_do_not_overflow():
 def test_gradients_are_wide_and_chosen_types_stay():
     text = lower(gradient_of_a_product, halves(np.float16, 8, LENGTH))
     assert all("-> tensor<8x2xf32>" in line or "f32>" in line for line in text.splitlines() if "dot_general" in line)
-    for dtype, result in ((np.int8, np.int32), (np.float32, np.float32), (np.float16, np.float32)):
+    for dtype in (np.float32, np.float16):
         x = np.ones((4, 4), dtype)
-        text = lower(lambda v, t=result: lax.dot(v, v, preferred_element_type=t), x)
+        text = lower(lambda v: lax.dot(v, v, preferred_element_type=np.float32), x)
         assert text.count("stablehlo.convert") == 0
+
+
+@pytest.mark.parametrize("result", ["int8", "int32"])
+def test_narrow_integers_are_widened_outside_of_their_product(result):
+    text = lower(lambda v: lax.dot(v, v, preferred_element_type=result), np.ones((4, 4), np.int8))
+    widened, kept, product = (
+        text.index(f"stablehlo.{op}") for op in ("convert", "optimization_barrier", "dot_general")
+    )
+    assert widened < kept < product
+    assert "(tensor<4x4xi32>, tensor<4x4xi32>) -> tensor<4x4xi32>" in text[product:]
 
 
 @pytest.mark.parametrize("reverse", [False, True])
