@@ -7,25 +7,19 @@ signs that do not compile.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from fixstep.frontend.rewrites._arctangent import arctangent2
-from fixstep.frontend.rewrites._exponential import exponential, logarithm
-from fixstep.frontend.rewrites._real import Array, copy_sign, full
+from fixstep.frontend.rewrites._exponential import exponential_and_logarithm
+from fixstep.frontend.rewrites._real import Array, copy_sign, full, is_complex
 from fixstep.frontend.rewrites._replace import replacement
 from fixstep.frontend.rewrites._roots_and_powers import magnitude, power
 from fixstep.frontend.rewrites._trigonometry import cosine, sine
 
 
-def _is_complex(*dtypes: np.dtype[Any]) -> bool:
-    return dtypes[0].kind == "c"
-
-
-@replacement("stablehlo.divide", applies=_is_complex)
+@replacement("stablehlo.divide", applies=is_complex)
 def quotient(x: Array, y: Array) -> Array:
     """x / y, scaled by the larger part of y; infinities as in annex G of the C standard.
 
@@ -64,23 +58,24 @@ def _unit(x: Array) -> Array:
     return copy_sign(jnp.where(jnp.isinf(x), full(x, 1.0), full(x, 0.0)), x)
 
 
-@replacement("stablehlo.power", applies=_is_complex)
+@replacement("stablehlo.power", applies=is_complex)
 def complex_power(base: Array, exponent: Array) -> Array:
     """exp(exponent · log(base)); 1 where the exponent is 0, and of zero 0 if the exponent is a positive number."""
     size, angle = magnitude(base), arctangent2(lax.imag(base), lax.real(base))
     c, d = lax.real(exponent), lax.imag(exponent)
     zero, one, nan = full(size, 0.0), full(size, 1.0), full(size, np.nan)
     of_zero, to_zero = size == zero, (c == zero) & (d == zero)
+    exp, log = exponential_and_logarithm(size.dtype)
     ordinary = jnp.where(of_zero, one, size)
-    turn = d * _log(ordinary) + c * angle
-    scale = power(ordinary, c) * _exp(-d * angle)
+    turn = d * log(ordinary) + c * angle
+    scale = power(ordinary, c) * exp(-d * angle)
     power_of_zero = jnp.where((d == zero) & (c > zero), zero, nan)
     real = jnp.where(of_zero, power_of_zero, scale * cosine(turn))
     imaginary = jnp.where(of_zero, power_of_zero, scale * sine(turn))
     return lax.complex(jnp.where(to_zero, one, real), jnp.where(to_zero, zero, imaginary))
 
 
-@replacement("stablehlo.sign", applies=_is_complex)
+@replacement("stablehlo.sign", applies=is_complex)
 def complex_sign(z: Array) -> Array:
     """z / |z|, and 0 of 0."""
     size = magnitude(z)
@@ -89,7 +84,7 @@ def complex_sign(z: Array) -> Array:
     return lax.complex(*(jnp.where(zero, full(size, 0.0), part(z) / divisor) for part in (lax.real, lax.imag)))
 
 
-@replacement("stablehlo.tanh", applies=_is_complex)
+@replacement("stablehlo.tanh", applies=is_complex)
 def complex_tanh(z: Array) -> Array:
     """The hyperbolic tangent.
 
@@ -100,8 +95,9 @@ def complex_tanh(z: Array) -> Array:
     one, zero = full(a, 1.0), full(a, 0.0)
     # From here on 1 - |tanh(a)| is less than half a unit in the last place.
     large = jnp.abs(a) > full(a, 20.0 if a.dtype == np.float64 else 10.0)
+    exp, _ = exponential_and_logarithm(a.dtype)
     x = jnp.where(large, zero, a)
-    sinh = (_exp(x) - _exp(-x)) * full(a, 0.5)
+    sinh = (exp(x) - exp(-x)) * full(a, 0.5)
     sinh = jnp.where(jnp.abs(x) < full(a, 0.5), _small_sinh(x), sinh)
     cosh = jnp.sqrt(one + sinh * sinh)
     cos, sin = cosine(b), sine(b)
@@ -112,7 +108,7 @@ def complex_tanh(z: Array) -> Array:
     return lax.complex(real, imaginary)
 
 
-@replacement("stablehlo.tan", applies=_is_complex)
+@replacement("stablehlo.tan", applies=is_complex)
 def complex_tangent(z: Array) -> Array:
     """The tangent: -i tanh(iz)."""
     turned = complex_tanh(lax.complex(-lax.imag(z), lax.real(z)))
@@ -128,18 +124,11 @@ def _small_sinh(x: Array) -> Array:
     return x * total
 
 
-@replacement("stablehlo.exponential_minus_one", applies=_is_complex)
+@replacement("stablehlo.exponential_minus_one", applies=is_complex)
 def complex_expm1(z: Array) -> Array:
     """exp(z) - 1, without cancellation in the real part."""
     a, b = lax.real(z), lax.imag(z)
+    exp, _ = exponential_and_logarithm(a.dtype)
     half = sine(b * full(b, 0.5))
     real = jnp.expm1(a) * cosine(b) - full(b, 2.0) * half * half
-    return lax.complex(real, _exp(a) * sine(b))
-
-
-def _exp(x: Array) -> Array:
-    return exponential(x) if x.dtype == np.float64 else jnp.exp(x)
-
-
-def _log(x: Array) -> Array:
-    return logarithm(x) if x.dtype == np.float64 else jnp.log(x)
+    return lax.complex(real, exp(a) * sine(b))

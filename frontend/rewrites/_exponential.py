@@ -8,6 +8,8 @@ exp(y log x) with the logarithm, and the product with it, as sums of two float64
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +48,11 @@ def logarithm(x: Array) -> Array:
 def logistic(x: Array) -> Array:
     """1 / (1 + exp(-x))."""
     return full(x, 1.0) / (full(x, 1.0) + exponential(-x))
+
+
+def exponential_and_logarithm(dtype: np.dtype[Any]) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    """The two functions for a dtype: those of this file for float64, which are not replaced again, else JAX's."""
+    return (exponential, logarithm) if is_double(dtype) else (jnp.exp, jnp.log)
 
 
 def positive_power(x: Array, y: Array) -> Array:

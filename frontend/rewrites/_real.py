@@ -25,6 +25,11 @@ def is_double(*dtypes: np.dtype[Any]) -> bool:
     return dtypes[0].name == DOUBLE
 
 
+def is_complex(*dtypes: np.dtype[Any]) -> bool:
+    """Whether an operation works on complex numbers."""
+    return dtypes[0].kind == "c"
+
+
 def widened(x: Array) -> Array:
     """A half as float32, which it is computed in; others as they are."""
     return x if x.dtype.name in (SINGLE, DOUBLE) else x.astype(np.float32)

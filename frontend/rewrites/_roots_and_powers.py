@@ -6,14 +6,12 @@ with an integer exponent; and against cube roots of infinity and squares under a
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fixstep.frontend.rewrites._exponential import exponential, logarithm, positive_power
-from fixstep.frontend.rewrites._real import Array, full, is_double, is_real, widened
+from fixstep.frontend.rewrites._exponential import exponential_and_logarithm, positive_power
+from fixstep.frontend.rewrites._real import Array, full, is_complex, is_double, is_real, widened
 from fixstep.frontend.rewrites._replace import replacement
 
 
@@ -43,18 +41,14 @@ def cube_root(x: Array) -> Array:
     size = jnp.abs(wide)
     ordinary = (size > full(wide, 0.0)) & jnp.isfinite(size)
     a = jnp.where(ordinary, size, full(wide, 1.0))
-    exp, log = (exponential, logarithm) if is_double(x.dtype) else (jnp.exp, jnp.log)
+    exp, log = exponential_and_logarithm(x.dtype)
     root = exp(log(a) / full(wide, 3.0))
     root = root - (root - a / (root * root)) / full(wide, 3.0)
     result = jnp.where(ordinary, root, size)
     return jnp.where(jnp.signbit(wide), -result, result).astype(x.dtype)
 
 
-def _is_complex(*dtypes: np.dtype[Any]) -> bool:
-    return dtypes[0].kind == "c"
-
-
-@replacement("stablehlo.abs", applies=_is_complex)
+@replacement("stablehlo.abs", applies=is_complex)
 def magnitude(z: Array) -> Array:
     """The magnitude of a complex number, scaled by its larger part."""
     real, imaginary = jnp.abs(lax.real(z)), jnp.abs(lax.imag(z))

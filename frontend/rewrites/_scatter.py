@@ -38,7 +38,7 @@ def _reducing_rule(primitive: Any) -> None:
         if indices.shape[-1] == 0:
             return _without_index(primitive, scatter_reduce, operand, indices, updates, params)
         numbers = params["dimension_numbers"]
-        ranges = _ranges(operand, updates, numbers) if 0 not in (*operand.shape, *indices.shape) else []
+        ranges = _ranges(operand, indices, updates, numbers)
         if ranges and math.prod(indices.shape[:-1]) == 1 and not numbers.operand_batching_dims:
             return _combine_range(primitive, operand, indices, updates, params)
         if not ranges and not _needs_rule(operand, indices, params):
@@ -73,7 +73,7 @@ def scatter(operand: Array, indices: Array, updates: Array, **params: Any) -> Ar
     if not _assigns(params["update_jaxpr"]) and 0 not in (*operand.shape, *indices.shape):
         return _apply(operand, indices, updates, params)
     numbers = params["dimension_numbers"]
-    if params["mode"] == _CLIP and 0 not in (*operand.shape, *indices.shape) and _ranges(operand, updates, numbers):
+    if params["mode"] == _CLIP and _ranges(operand, indices, updates, numbers):
         return _assign_ranges(operand, indices, updates, params)
     if not _needs_rule(operand, indices, params):
         return None
@@ -101,8 +101,10 @@ def _without_index(
     return lax.squeeze(primitive.bind(*arguments, **params) if result is None else result, [operand.ndim])
 
 
-def _ranges(operand: Array, updates: Array, numbers: Any) -> list[int]:
-    """The dimensions along which a window is placed and longer than 1, as in `x.at[1:5].add(y)`."""
+def _ranges(operand: Array, indices: Array, updates: Array, numbers: Any) -> list[int]:
+    """The dimensions along which a window is placed and longer than 1, as in `x.at[1:5].add(y)`; none of empty ones."""
+    if 0 in (*operand.shape, *indices.shape):
+        return []
     window = _window(operand, updates, numbers)
     return sorted(d for d in numbers.scatter_dims_to_operand_dims if window[d] > 1)
 
@@ -190,7 +192,7 @@ def _assign_ranges(operand: Array, indices: Array, updates: Array, params: dict[
     if math.prod(indices.shape[:-1]) == 1 and not numbers.operand_batching_dims:
         return _scattered(operand, indices, updates, numbers, _CLIP)
     indices = _clipped(operand, indices, updates, numbers)
-    ranges = _ranges(operand, updates, numbers)
+    ranges = _ranges(operand, indices, updates, numbers)
     indices, updates, numbers = _element_by_element(operand, indices, updates, numbers, ranges)
     return lax.scatter(operand, indices, updates, numbers, mode=_CLIP)
 
@@ -219,7 +221,7 @@ def _assign(operand: Array, indices: Array, updates: Array, params: dict[str, An
     away = jnp.broadcast_to(outside.astype(wide.dtype), indices.shape)
     wide = lax.select(lax.broadcast_in_dim(inside, indices.shape, range(inside.ndim)), wide, away)
     params = {**params, "mode": _CLIP, "indices_are_sorted": False}
-    ranges = _ranges(operand, updates, numbers)
+    ranges = _ranges(operand, indices, updates, numbers)
     if ranges:
         wide, updates, numbers = _element_by_element(padded, wide, updates, numbers, ranges)
         params |= {"dimension_numbers": numbers, "unique_indices": False}

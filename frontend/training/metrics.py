@@ -11,7 +11,7 @@ examples), a dict of metrics, or `Ratio`, `ExpRatio`, `MeanRatio` and `Total`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,9 +81,8 @@ def precision(*, threshold: float = 0.0, label: int | None = None, average: str 
     _check_average("precision", label, average)
 
     def metric(scores: Any, labels: Any) -> Ratio | MeanRatio:
-        count = _count_classes if average else _count
-        found, real = _positives("precision", scores, labels, threshold, label, average)
-        return _ratio(count(found & real), count(found), count(found | real))
+        n = _counts("precision", scores, labels, threshold, label, average)
+        return _ratio(n.hits, n.found, n.either)
 
     return metric
 
@@ -93,9 +92,8 @@ def recall(*, threshold: float = 0.0, label: int | None = None, average: str | N
     _check_average("recall", label, average)
 
     def metric(scores: Any, labels: Any) -> Ratio | MeanRatio:
-        count = _count_classes if average else _count
-        found, real = _positives("recall", scores, labels, threshold, label, average)
-        return _ratio(count(found & real), count(real), count(found | real))
+        n = _counts("recall", scores, labels, threshold, label, average)
+        return _ratio(n.hits, n.real, n.either)
 
     return metric
 
@@ -105,9 +103,8 @@ def f1(*, threshold: float = 0.0, label: int | None = None, average: str | None 
     _check_average("f1", label, average)
 
     def metric(scores: Any, labels: Any) -> Ratio | MeanRatio:
-        count = _count_classes if average else _count
-        found, real = _positives("f1", scores, labels, threshold, label, average)
-        return _ratio(2 * count(found & real), count(found) + count(real), count(found | real))
+        n = _counts("f1", scores, labels, threshold, label, average)
+        return _ratio(2 * n.hits, n.found + n.real, n.either)
 
     return metric
 
@@ -181,6 +178,21 @@ def _positives(
         classes = jnp.arange(scores.shape[-1])
         return scores.argmax(-1)[..., None] == classes, labels[..., None] == classes
     return scores.argmax(-1) == label, labels == label
+
+
+class _Counts(NamedTuple):
+    """Numbers of examples: found positive that are, found positive, positive, and either; or (C,), for each class."""
+
+    hits: Any
+    found: Any
+    real: Any
+    either: Any
+
+
+def _counts(name: str, scores: Any, labels: Any, threshold: float, label: int | None, average: str | None) -> _Counts:
+    found, real = _positives(name, scores, labels, threshold, label, average)
+    count = _count_classes if average else _count
+    return _Counts(*map(count, (found & real, found, real, found | real)))
 
 
 def _ratio(total: Any, weight: Any, counted: Any) -> Ratio | MeanRatio:
